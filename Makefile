@@ -87,7 +87,7 @@ house: install
 
 # Prometheus' rules, Grafana's dashboards and alerts, from dashboards/*.py.
 dashboards: install
-	$(BIN)/python -m dashboards.generated --write
+	$(BIN)/python -m trainwarden.dashboards.generated --write
 
 kafka: install system
 	$(BIN)/python -m tests.servers.kafka

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from collectors.ranks import ProcessFinder, RankProcess, rank_processes
 from trainwarden import hook
+from trainwarden.collectors.ranks import ProcessFinder, RankProcess, rank_processes
 
 _RECENT_STEPS: Final = 16
 _PAUSES: Final = frozenset({"checkpoint", "evaluation", "data"})

@@ -1,7 +1,7 @@
 """Files that are built from code and kept beside it, so that installing them needs no Python.
 
-``python -m dashboards.generated --write`` (``make dashboards``) writes them; a test holds that they are of today.
-Needs PyYAML and, for Grafana, its foundation SDK: both come with the extra ``dev``.
+``python -m trainwarden.dashboards.generated --write`` (``make dashboards``) writes them; a test holds that they are of
+today. Needs PyYAML and, for Grafana, its foundation SDK: both come with the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import yaml
 
-from dashboards.alerts.alert import RUNBOOKS
-from dashboards.alerts.prometheus import rules
-from dashboards.grafana_code import provisioning
-from dashboards.grafana_code.fleet import fleet
-from dashboards.grafana_code.incident import incident
-from dashboards.grafana_code.job import job
-from dashboards.grafana_code.node import node
-from dashboards.grafana_code.own import own
+from trainwarden.dashboards.alerts.alert import RUNBOOKS
+from trainwarden.dashboards.alerts.prometheus import rules
+from trainwarden.dashboards.grafana_code import provisioning
+from trainwarden.dashboards.grafana_code.fleet import fleet
+from trainwarden.dashboards.grafana_code.incident import incident
+from trainwarden.dashboards.grafana_code.job import job
+from trainwarden.dashboards.grafana_code.node import node
+from trainwarden.dashboards.grafana_code.own import own
 
 FOLDER: Final = Path(__file__).parent
 HEADER: Final = "# Built by `make dashboards` from dashboards/; edit that.\n"
@@ -45,7 +45,7 @@ def _yaml(content: Any) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 1 if a file is not of today and may not be written."""
-    parser = argparse.ArgumentParser(prog="python -m dashboards.generated", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trainwarden.dashboards.generated", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the files; else only say which are not of today")
     parser.add_argument("--to", type=Path, default=FOLDER, help="folder to write to")
     parser.add_argument("--runbooks", default=RUNBOOKS, help="address that runbook pages lie under, e.g. of a wiki")

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from detectors import CATALOG, ENTRY_POINTS
-from detectors.protocol import Detector, Role
-from detectors.verdict.ensemble import Ensemble
-from detectors.verdict.rule import EnsembleConfig
 from trainwarden import plugins
+from trainwarden.detectors import CATALOG, ENTRY_POINTS
+from trainwarden.detectors.protocol import Detector, Role
+from trainwarden.detectors.verdict.ensemble import Ensemble
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import ConfigError
 from trainwarden.settings import DetectionSettings, parse
 
@@ -107,5 +107,7 @@ def ensemble(settings: DetectionSettings, only: Sequence[str] | None = None) -> 
 def _choice(name: str, raw: Mapping[str, Any]) -> ConfiguredDetector:
     plugin = plugins.load(CATALOG, ENTRY_POINTS, name)
     if not isinstance(getattr(plugin, "role", None), Role):
-        raise ConfigError(f"detectors plug-in '{name}' does not say what its votes may do (detectors.protocol.Role)")
+        raise ConfigError(
+            f"detectors plug-in '{name}' does not say what its votes may do (trainwarden.detectors.protocol.Role)"
+        )
     return ConfiguredDetector(plugin, plugins.configure(plugin, raw, f"detection.detectors.{name}"), raw)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from detectors.job.window import Window
-from detectors.protocol import Detector, abstain
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.protocol import Detector, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentRecord, Vote
 from trainwarden.self_metrics import SelfMetrics

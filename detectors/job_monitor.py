@@ -9,29 +9,29 @@ from typing import Any, Final
 
 import msgspec
 
-from detectors.calls.links import StepTraffic, TrafficTable
-from detectors.collectives.live import Dump, LiveCollectives
-from detectors.collectives.watchdog import WatchdogTimeout
-from detectors.detector_runner import DetectorRunner
-from detectors.job.board import HISTORY
-from detectors.job.object_codec import ObjectCodec
-from detectors.job.packed import pack, unpack
-from detectors.job.samples import FamilySamples
-from detectors.job.state import JobState
-from detectors.job.step_assembly import Pending
-from detectors.job.window import LogLine, Window
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.scores import MetricScorer
-from detectors.metrics.shadow import Shadow
-from detectors.own_models.learner import Learn
-from detectors.own_models.own_models import OwnModels
-from detectors.protocol import Detector
-from detectors.sampling_requester import SamplingRequester
-from detectors.verdict.contention import excused
-from detectors.verdict.ensemble import SLOW_PHASES, Ensemble
-from detectors.verdict.incidents import IncidentTracker, OpenIncident
-from detectors.verdict.rule import EnsembleConfig
-from detectors.verdict.stacks import Stack, StackBoard
+from trainwarden.detectors.calls.links import StepTraffic, TrafficTable
+from trainwarden.detectors.collectives.live import Dump, LiveCollectives
+from trainwarden.detectors.collectives.watchdog import WatchdogTimeout
+from trainwarden.detectors.detector_runner import DetectorRunner
+from trainwarden.detectors.job.board import HISTORY
+from trainwarden.detectors.job.object_codec import ObjectCodec
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.samples import FamilySamples
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.step_assembly import Pending
+from trainwarden.detectors.job.window import LogLine, Window
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.metrics.shadow import Shadow
+from trainwarden.detectors.own_models.learner import Learn
+from trainwarden.detectors.own_models.own_models import OwnModels
+from trainwarden.detectors.protocol import Detector
+from trainwarden.detectors.sampling_requester import SamplingRequester
+from trainwarden.detectors.verdict.contention import excused
+from trainwarden.detectors.verdict.ensemble import SLOW_PHASES, Ensemble
+from trainwarden.detectors.verdict.incidents import IncidentTracker, OpenIncident
+from trainwarden.detectors.verdict.rule import EnsembleConfig
+from trainwarden.detectors.verdict.stacks import Stack, StackBoard
 from trainwarden.errors import DetectorError
 from trainwarden.records import Record, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics

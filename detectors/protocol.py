@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
-from detectors.job.window import Window
+from trainwarden.detectors.job.window import Window
 from trainwarden.records import Vote
 
 Reads = Literal["logs", "events", "steps", "scores", "samples", "calls"]

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from detectors.job.common_mode import quiet_median
-from detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.window import Window, job_duration_s
 from trainwarden.records import SamplingRecord, Vote
 
 STEPS: Final = 32  # sampled in a row; the detectors of calls need three at least, and dozens where much varies

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from detectors.job_monitor import JobMonitor
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.shadow import show_versions
-from detectors.metrics.source import ModelPoller
-from detectors.own_models.learner import Learn
-from detectors.protocol import Detector
-from detectors.verdict.rule import EnsembleConfig
+from trainwarden.detectors.job_monitor import JobMonitor
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.shadow import show_versions
+from trainwarden.detectors.metrics.source import ModelPoller
+from trainwarden.detectors.own_models.learner import Learn
+from trainwarden.detectors.protocol import Detector
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.self_metrics import SelfMetrics
 

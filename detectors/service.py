@@ -6,19 +6,19 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from detectors.configured_detectors import asked_for, checked, rule
-from detectors.detector_runner import MAX_WHY_CHARS, pipeline_incident
-from detectors.job.clocks import BusClock
-from detectors.job_monitor import JobMonitor
-from detectors.metrics.shadow import told
-from detectors.metrics.source import ModelPoller, ModelSource
-from detectors.own_models.learner import Learner
-from detectors.replay_tracker import ReplayTracker
-from detectors.served_models import ServedModels
-from detectors.snapshot_manager import SnapshotManager
-from detectors.verdict.incidents import IncidentTracker
 from trainwarden.bus import address as buses
 from trainwarden.clock import Clock, SystemClock
+from trainwarden.detectors.configured_detectors import asked_for, checked, rule
+from trainwarden.detectors.detector_runner import MAX_WHY_CHARS, pipeline_incident
+from trainwarden.detectors.job.clocks import BusClock
+from trainwarden.detectors.job_monitor import JobMonitor
+from trainwarden.detectors.metrics.shadow import told
+from trainwarden.detectors.metrics.source import ModelPoller, ModelSource
+from trainwarden.detectors.own_models.learner import Learner
+from trainwarden.detectors.replay_tracker import ReplayTracker
+from trainwarden.detectors.served_models import ServedModels
+from trainwarden.detectors.snapshot_manager import SnapshotManager
+from trainwarden.detectors.verdict.incidents import IncidentTracker
 from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import EventRecord, IncidentRecord

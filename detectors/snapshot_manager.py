@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final, NamedTuple
 
-from detectors.job_monitor import JobMonitor
-from detectors.replay_tracker import ReplayTracker
-from detectors.snapshots import SLOTS, Cadence, Found, SnapshotOffsets, newest, none_of, parts_of
 from trainwarden.clock import Clock
+from trainwarden.detectors.job_monitor import JobMonitor
+from trainwarden.detectors.replay_tracker import ReplayTracker
+from trainwarden.detectors.snapshots import SLOTS, Cadence, Found, SnapshotOffsets, newest, none_of, parts_of
 from trainwarden.errors import DetectorError
 from trainwarden.protocols import Bus, Message
 from trainwarden.self_metrics import SelfMetrics

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from detectors.job.packed import MAX_STATE_BYTES
+from trainwarden.detectors.job.packed import MAX_STATE_BYTES
 from trainwarden.errors import DetectorError
 from trainwarden.protocols import Bus
 from trainwarden.records import SnapshotRecord

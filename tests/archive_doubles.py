@@ -13,14 +13,14 @@ from unittest import mock
 from pyarrow import parquet
 
 from tests.doubles import ManualClock
-from trainer_offline.archive import compaction
-from trainer_offline.archive.service import ArchiveHandler, GatedBus
 from trainwarden.protocols import Consumer, Message
 from trainwarden.records import CollectivesRecord, EventRecord, IterationRecord, LogRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import ArchiveSettings
 from trainwarden.topics import COLLECTIVES, EVENTS, ITERATIONS, LOGS, METRICS, Topic, topic_of
+from trainwarden.trainer_offline.archive import compaction
+from trainwarden.trainer_offline.archive.service import ArchiveHandler, GatedBus
 
 DAY_S = 86_400.0
 NOON_S = 20_000 * DAY_S + DAY_S / 2  # 2024-10-04 12:00 UTC

@@ -14,11 +14,11 @@ from typing import NoReturn
 import pytest
 from hypothesis import settings
 
-from collectors.nccl_profiler import build
 from tests import nccl_player, not_run
 from tests.examples import SAME_CASES, cases
 from tests.servers.kafka import BRIEF, KafkaBroker, ServerMissing, archive_classes
 from tests.servers.missing import refuse
+from trainwarden.collectors.nccl_profiler import build
 
 SYSTEM_ALONE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.system\b", re.MULTILINE)
 

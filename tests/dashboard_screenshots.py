@@ -15,12 +15,12 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dashboards.generated import FOLDER
 from tests.servers.alertmanager import ask
 from tests.servers.chromium import Chromium
 from tests.servers.prometheus import Prometheus
 from tests.system.runs import steps_done
 from tests.system.test_monitoring import WAIT_S, Scene
+from trainwarden.dashboards.generated import FOLDER
 
 WIDTH = 1_400
 COLORS = 192

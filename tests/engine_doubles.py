@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from actions.engine.handler import EngineHandler
-from actions.remedies.policy import Rules
 from tests.doubles import ManualClock
 from tests.memory_launcher import MemoryLauncher
+from trainwarden.actions.engine.handler import EngineHandler
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.commands.gate import CommandGate
 from trainwarden.commands.keys import Signer, Trusted
 from trainwarden.commands.trust import Trust

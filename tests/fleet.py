@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from dashboards.exposition import families
-from dashboards.exposition.jobs import samples
-from dashboards.overview.overview import Overview
 from tests.web_doubles import Web, heartbeat, incident, verdict
+from trainwarden.dashboards.exposition import families
+from trainwarden.dashboards.exposition.jobs import samples
+from trainwarden.dashboards.overview.overview import Overview
 from trainwarden.records import IterationRecord, Suspect, Vote
 
 JOBS, NODES_PER_JOB, RANKS_PER_NODE = 150, 10, 8

@@ -17,10 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import LocalJob, environment
 from tests.places import ROOT
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.microbatch_plan import PlanFile
+from trainwarden.actions.launchers.local.ranks import LocalJob, environment
 from trainwarden.hook import read_steps
 
 RANKS, MICRO_BATCHES, STEPS = 2, 8, 20

@@ -27,17 +27,17 @@ CORE: Final = "trainwarden"
 
 PATH: Final = (
     ("trainwarden.hook:autoload", "a training process keeps its steps in shared memory"),
-    ("collectors.iterations.collector:IterationsCollector", "a collector reads them"),
-    ("collectors.agent.agent:Agent", "the agent stamps, vets and counts"),
-    ("collectors.agent.delivery:Delivery", "to the bus, by way of the disk while the bus is away"),
+    ("trainwarden.collectors.iterations.collector:IterationsCollector", "a collector reads them"),
+    ("trainwarden.collectors.agent.agent:Agent", "the agent stamps, vets and counts"),
+    ("trainwarden.collectors.agent.delivery:Delivery", "to the bus, by way of the disk while the bus is away"),
     ("trainwarden.bus.address:connect", "the bus keeps it"),
     ("trainwarden.service_loop:ServiceLoop", "poll, handle, publish, flush, then commit"),
-    ("detectors.job.state:JobState", "into the job's ring arrays; a window is cut"),
-    ("detectors.peers.peer_deviation:PeerDeviation", "every detector scores the window, all ranks at once"),
-    ("detectors.verdict.ensemble:Ensemble", "votes become a verdict"),
-    ("detectors.verdict.incidents:IncidentTracker", "verdicts of one cause become one incident"),
-    ("actions.engine.handler:EngineHandler", "an incident becomes a plan; `started` is kept before acting"),
-    ("actions.launchers.local.client:LocalLauncher", "the launcher does it once, by its id"),
+    ("trainwarden.detectors.job.state:JobState", "into the job's ring arrays; a window is cut"),
+    ("trainwarden.detectors.peers.peer_deviation:PeerDeviation", "every detector scores the window, all ranks at once"),
+    ("trainwarden.detectors.verdict.ensemble:Ensemble", "votes become a verdict"),
+    ("trainwarden.detectors.verdict.incidents:IncidentTracker", "verdicts of one cause become one incident"),
+    ("trainwarden.actions.engine.handler:EngineHandler", "an incident becomes a plan; `started` is kept before acting"),
+    ("trainwarden.actions.launchers.local.client:LocalLauncher", "the launcher does it once, by its id"),
 )
 
 

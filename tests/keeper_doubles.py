@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from actions.keeper.copies import Copy
-from actions.keeper.keeper import Keeper, Staged
-from actions.keeper.store import Store
-from actions.keeper.transfer import ReadInto
 from tests.doubles import ManualClock
+from trainwarden.actions.keeper.copies import Copy
+from trainwarden.actions.keeper.keeper import Keeper, Staged
+from trainwarden.actions.keeper.store import Store
+from trainwarden.actions.keeper.transfer import ReadInto
 from trainwarden.checkpoint import shard
 from trainwarden.checkpoint.shard import CRC_HERE, CRCS, Facts, Header, Id, header_bytes, lay_out, read_header, verify
 from trainwarden.checkpoint.slots import Slots, job_folder, seal

@@ -6,7 +6,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from collectors.nccl_profiler.layout import (
+from trainwarden import hook
+from trainwarden.collectors.nccl_profiler.layout import (
     AT_CALLS,
     AT_STEP,
     CALL,
@@ -19,7 +20,6 @@ from collectors.nccl_profiler.layout import (
     MAGIC,
     Identity,
 )
-from trainwarden import hook
 
 NUMBERS = {name: number for number, name in FUNCTIONS.items()}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from collectors.nccl_profiler import build
 from tests.places import DATA
+from trainwarden.collectors.nccl_profiler import build
 
 SOURCE = DATA / "nccl_profiler" / "player.c"
 SEND = 16

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dashboards.overview.overview import Overview
 from tests.doubles import ManualClock
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.dashboards.overview.overview import Overview
 from trainwarden.protocols import Message
 from trainwarden.records import (
     ActionRecord,

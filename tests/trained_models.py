@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.servers.mlflow import DATABASE, MlflowServer
 from tests.training_data import MODELS, batch
-from trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.registry import Registry
 
 PLACES = (
     ("experiments", "artifact_location"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from detectors.metrics.bundle.members import VoteConfig
-from trainer_offline.service.train import TrainConfig
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
 from trainwarden.settings import parse
+from trainwarden.trainer_offline.service.train import TrainConfig
 
 EVERY_S = 10.0
 MODELS = {

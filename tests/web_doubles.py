@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 
-from dashboards.overview.overview import Overview
-from dashboards.web.app import Parts, build
 from tests.doubles import ManualClock
+from trainwarden.dashboards.overview.overview import Overview
+from trainwarden.dashboards.web.app import Parts, build
 from trainwarden.errors import BusUnavailable, ConfigError
 from trainwarden.metrics_http.access import Person, Tokens, digest_of
 from trainwarden.protocols import Message

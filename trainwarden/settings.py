@@ -56,7 +56,7 @@ class DetectionSettings(Config, frozen=True, kw_only=True):
 
 
 class EngineSettings(Config, frozen=True, kw_only=True):
-    """The action engine: what it may do and how often; `policy` holds limits (`actions.remedies.policy`).
+    """The action engine: what it may do and how often; `policy` holds limits (`trainwarden.actions.remedies.policy`).
 
     `remedies` names a file laid over the table of what is done about what (``actions/remedies/remedies.toml``).
     """
@@ -140,7 +140,7 @@ class ServeSettings(Config, frozen=True, kw_only=True):
     `tokens` names files with lines ``NAME ROLE TOKEN``; without one only this machine may be listened on, and a token
     is made up at each start. `hosts` are names by which browsers may call this server, besides its own. Clients need
     a certificate that `tls_client_ca` has signed. Files of secrets check signed webhooks; of the chat's members only
-    `slack_users` (their ids) may act. `notices` are tables of who is told (`dashboards.notices.targets`).
+    `slack_users` (their ids) may act. `notices` are tables of who is told (`trainwarden.dashboards.notices.targets`).
     """
 
     listen: str = "127.0.0.1:8760"

@@ -1,4 +1,4 @@
 """Brakes on actions: stops, budgets, silences, maintenance windows, and limits on evicted nodes.
 
-Read `actions.brakes.brakes` first.
+Read `trainwarden.actions.brakes.brakes` first.
 """

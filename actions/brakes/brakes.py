@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from actions.brakes.active_brake import ActiveBrake, BrakeInput
-from actions.brakes.history import RESTARTS, by_engines, carried_out, cost_something, counts_s, ended_s
-from actions.brakes.nodes import NodeLimits
-from actions.brakes.windows import MaintenanceWindow, over
+from trainwarden.actions.brakes.active_brake import ActiveBrake, BrakeInput
+from trainwarden.actions.brakes.history import RESTARTS, by_engines, carried_out, cost_something, counts_s, ended_s
+from trainwarden.actions.brakes.nodes import NodeLimits
+from trainwarden.actions.brakes.windows import MaintenanceWindow, over
 from trainwarden.commands.silences import silenced_text
 from trainwarden.records import ActionKind, ActionRecord
 from trainwarden.settings import EngineSettings

@@ -12,8 +12,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from actions.brakes.active_brake import ActiveBrake, BrakeInput
-from actions.brakes.history import NODES_OUT, carried_out, counts_s
+from trainwarden.actions.brakes.active_brake import ActiveBrake, BrakeInput
+from trainwarden.actions.brakes.history import NODES_OUT, carried_out, counts_s
 from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.records import ActionRecord, Ratio
 from trainwarden.settings import Config

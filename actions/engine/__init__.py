@@ -1,4 +1,4 @@
 """Turns incidents and commands into actions, and guards every call of a launcher.
 
-Read `actions.engine.handler` first.
+Read `trainwarden.actions.engine.handler` first.
 """

@@ -11,14 +11,14 @@ from typing import Final
 
 import msgspec
 
-from actions.brakes.active_brake import ActiveBrake
-from actions.brakes.history import BY_LAUNCHER, NODES_OUT, STALE, UNDONE
-from actions.engine.approval import planned_at
-from actions.engine.control_consumer import ControlConsumer
-from actions.engine.launcher_client import LauncherClient
-from actions.engine.operation_tracker import ActionResult, OperationTracker
-from actions.engine.outbox import Outbox
-from actions.remedies.engine_state import EngineState, with_outcome
+from trainwarden.actions.brakes.active_brake import ActiveBrake
+from trainwarden.actions.brakes.history import BY_LAUNCHER, NODES_OUT, STALE, UNDONE
+from trainwarden.actions.engine.approval import planned_at
+from trainwarden.actions.engine.control_consumer import ControlConsumer
+from trainwarden.actions.engine.launcher_client import LauncherClient
+from trainwarden.actions.engine.operation_tracker import ActionResult, OperationTracker
+from trainwarden.actions.engine.outbox import Outbox
+from trainwarden.actions.remedies.engine_state import EngineState, with_outcome
 from trainwarden.clock import Clock
 from trainwarden.commands.builders import EVERY_JOB, latch
 from trainwarden.protocols import Bus, Message

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from actions.engine.launcher_client import digest_of
-from actions.remedies.engine_state import Approval
+from trainwarden.actions.engine.launcher_client import digest_of
+from trainwarden.actions.remedies.engine_state import Approval
 from trainwarden.records import ActionRecord
 
 HELD: Final = frozenset({"held", "held_until_s"})  # what a plan says while a brake is on

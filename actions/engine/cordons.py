@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
-from actions.brakes.active_brake import ActiveBrake
-from actions.brakes.history import STALE, begun
-from actions.engine.action_executor import WITHDRAWN, ActionExecutor
-from actions.engine.launcher_client import VERBS
-from actions.nodes.commands import CORDONING
-from actions.remedies.policy import Rules
+from trainwarden.actions.brakes.active_brake import ActiveBrake
+from trainwarden.actions.brakes.history import STALE, begun
+from trainwarden.actions.engine.action_executor import WITHDRAWN, ActionExecutor
+from trainwarden.actions.engine.launcher_client import VERBS
+from trainwarden.actions.nodes.commands import CORDONING
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.launching import MAX_SENTENCE_CHARS
 from trainwarden.protocols import Message
 from trainwarden.records import ActionKind, ActionRecord, CommandRecord

@@ -12,22 +12,22 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from actions.brakes.active_brake import ActiveBrake, BrakeInput
-from actions.brakes.history import NODES_OUT
-from actions.brakes.nodes import TAKEN
-from actions.engine.action_executor import ActionExecutor
-from actions.engine.approval import answer_of, planned_at
-from actions.engine.control_consumer import OVERLAP_S
-from actions.engine.cordons import CordonExecutor
-from actions.engine.launcher_client import VERBS, LauncherClient
-from actions.engine.operation_tracker import ActionResult, OperationTracker
-from actions.engine.outbox import Outbox
-from actions.engine.preconditions import asked_of, cancel_reason
-from actions.remedies.adoption import Adoptions
-from actions.remedies.engine_state import EngineState, IncidentState
-from actions.remedies.planner import next_intent
-from actions.remedies.policy import Rules
-from actions.remedies.view import Intent, PlanningContext
+from trainwarden.actions.brakes.active_brake import ActiveBrake, BrakeInput
+from trainwarden.actions.brakes.history import NODES_OUT
+from trainwarden.actions.brakes.nodes import TAKEN
+from trainwarden.actions.engine.action_executor import ActionExecutor
+from trainwarden.actions.engine.approval import answer_of, planned_at
+from trainwarden.actions.engine.control_consumer import OVERLAP_S
+from trainwarden.actions.engine.cordons import CordonExecutor
+from trainwarden.actions.engine.launcher_client import VERBS, LauncherClient
+from trainwarden.actions.engine.operation_tracker import ActionResult, OperationTracker
+from trainwarden.actions.engine.outbox import Outbox
+from trainwarden.actions.engine.preconditions import asked_of, cancel_reason
+from trainwarden.actions.remedies.adoption import Adoptions
+from trainwarden.actions.remedies.engine_state import EngineState, IncidentState
+from trainwarden.actions.remedies.planner import next_intent
+from trainwarden.actions.remedies.policy import Rules
+from trainwarden.actions.remedies.view import Intent, PlanningContext
 from trainwarden.clock import Clock, SteadyClock
 from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.commands.gate import CommandGate

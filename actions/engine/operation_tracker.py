@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from actions.brakes.history import FAILURES, RESTARTS
-from actions.engine.launcher_client import VERBS, LauncherClient, Unreachable
-from actions.remedies.adoption import names
-from actions.remedies.policy import PolicyConfig
-from actions.validation.question import answer
+from trainwarden.actions.brakes.history import FAILURES, RESTARTS
+from trainwarden.actions.engine.launcher_client import VERBS, LauncherClient, Unreachable
+from trainwarden.actions.remedies.adoption import names
+from trainwarden.actions.remedies.policy import PolicyConfig
+from trainwarden.actions.validation.question import answer
 from trainwarden.launching import Report
 from trainwarden.records import ActionRecord, Outcome
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from actions.brakes.history import restart_loop_incident
-from actions.remedies.engine_state import EngineState, with_outcome
+from trainwarden.actions.brakes.history import restart_loop_incident
+from trainwarden.actions.remedies.engine_state import EngineState, with_outcome
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics

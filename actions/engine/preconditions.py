@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from actions.brakes.active_brake import BrakeInput
-from actions.brakes.history import NODES_OUT
-from actions.engine.approval import unapproved
-from actions.nodes.past import cleared_text
-from actions.remedies.engine_state import EngineState, IncidentState
-from actions.remedies.policy import Rules
-from actions.remedies.table import EvictNode, Remedies, Validate
+from trainwarden.actions.brakes.active_brake import BrakeInput
+from trainwarden.actions.brakes.history import NODES_OUT
+from trainwarden.actions.engine.approval import unapproved
+from trainwarden.actions.nodes.past import cleared_text
+from trainwarden.actions.remedies.engine_state import EngineState, IncidentState
+from trainwarden.actions.remedies.policy import Rules
+from trainwarden.actions.remedies.table import EvictNode, Remedies, Validate
 from trainwarden.commands.gate import CommandGate
 from trainwarden.launching import LauncherState
 from trainwarden.records import ActionRecord

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from actions import launchers
-from actions.engine.handler import EngineHandler
-from actions.remedies.policy import Rules
 from trainwarden import plugins
+from trainwarden.actions import launchers
+from trainwarden.actions.engine.handler import EngineHandler
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
 from trainwarden.commands.gate import CommandGate

@@ -1,4 +1,4 @@
 """The keeper: one service a node, which copies checkpoints in memory to the next node and to the store.
 
-Read `actions.keeper.keeper` first.
+Read `trainwarden.actions.keeper.keeper` first.
 """

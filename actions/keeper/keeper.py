@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from actions.keeper.copies import Copies, Copy, Tier, copy_of
-from actions.keeper.store import Store
-from actions.keeper.transfer import ReadInto, receive
+from trainwarden.actions.keeper.copies import Copies, Copy, Tier, copy_of
+from trainwarden.actions.keeper.store import Store
+from trainwarden.actions.keeper.transfer import ReadInto, receive
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id, Unsealed, read_header, verify
 from trainwarden.checkpoint.slots import SLOTS, Busy, Slot, Slots
 from trainwarden.clock import Clock

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from actions.keeper.copies import Copy
-from actions.keeper.keeper import Keeper
-from actions.keeper.transfer import ReadInto, send
+from trainwarden.actions.keeper.copies import Copy
+from trainwarden.actions.keeper.keeper import Keeper
+from trainwarden.actions.keeper.transfer import ReadInto, send
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id
 from trainwarden.checkpoint.slots import SOCKET
 from trainwarden.metrics_http.tls import PeerTls, trouble
@@ -61,19 +61,19 @@ class TlsPeer:
         self._node, self._address, self._job, self._context = node, address, job, context
 
     def inventory(self) -> list[Copy]:
-        """See `actions.keeper.keeper.Peer`."""
+        """See `trainwarden.actions.keeper.keeper.Peer`."""
         with self._asked(Question("inventory", self._job)) as (_, file):
             return _answer(file).copies
 
     def put(self, descriptor: int, header: Header) -> None:
-        """See `actions.keeper.keeper.Peer`."""
+        """See `trainwarden.actions.keeper.keeper.Peer`."""
         with self._asked(Question("put", self._job)) as (line, file):
             send(descriptor, header, line.sendall)
             _answer(file)
 
     @contextmanager
     def get(self, copy: Copy) -> Iterator[ReadInto]:
-        """See `actions.keeper.keeper.Peer`."""
+        """See `trainwarden.actions.keeper.keeper.Peer`."""
         with self._asked(Question("get", self._job, copy.digest)) as (_, file):
             _answer(file)
             yield file.readinto

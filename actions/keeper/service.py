@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from actions.keeper.copies import TIERS, Copies
-from actions.keeper.keeper import Keeper
-from actions.keeper.line import Listener, TlsPeer
-from actions.keeper.store import Store
+from trainwarden.actions.keeper.copies import TIERS, Copies
+from trainwarden.actions.keeper.keeper import Keeper
+from trainwarden.actions.keeper.line import Listener, TlsPeer
+from trainwarden.actions.keeper.store import Store
 from trainwarden.checkpoint.shard import CheckpointError, Id
 from trainwarden.checkpoint.slots import Busy, Slots, job_folder, locked
 from trainwarden.clock import Clock

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from actions.keeper.copies import Copy, copy_of
-from actions.keeper.transfer import send
+from trainwarden.actions.keeper.copies import Copy, copy_of
+from trainwarden.actions.keeper.transfer import send
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id, read_header
 
 _NAME: Final = re.compile(r"step-([0-9]{1,15})-attempt-([0-9]{1,15})")

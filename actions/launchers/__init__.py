@@ -1,6 +1,6 @@
 """One file per launcher, each a `trainwarden.launching.Launcher`. CATALOG is the table of what there is.
 
-Read `actions.launchers.local.client` first.
+Read `trainwarden.actions.launchers.local.client` first.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 CATALOG: Final[dict[str, str]] = {
-    "kubernetes": "actions.launchers.kubernetes.client:KubernetesLauncher",
-    "local": "actions.launchers.local.client:LocalLauncher",
-    "slurm": "actions.launchers.slurm.client:SlurmLauncher",
-    "torchrun": "actions.launchers.torchrun.client:TorchrunLauncher",
-    "webhook": "actions.launchers.webhook.client:WebhookLauncher",
+    "kubernetes": "trainwarden.actions.launchers.kubernetes.client:KubernetesLauncher",
+    "local": "trainwarden.actions.launchers.local.client:LocalLauncher",
+    "slurm": "trainwarden.actions.launchers.slurm.client:SlurmLauncher",
+    "torchrun": "trainwarden.actions.launchers.torchrun.client:TorchrunLauncher",
+    "webhook": "trainwarden.actions.launchers.webhook.client:WebhookLauncher",
 }
 ENTRY_POINTS: Final = "trainwarden.launchers"

@@ -1,4 +1,4 @@
 """Nodes over many jobs: their state, and what each was blamed for.
 
-Read `actions.nodes.past` first.
+Read `trainwarden.actions.nodes.past` first.
 """

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from actions.brakes.history import NODES_OUT, carried_out
-from actions.brakes.nodes import targets
-from actions.nodes.commands import CLEARING
+from trainwarden.actions.brakes.history import NODES_OUT, carried_out
+from trainwarden.actions.brakes.nodes import targets
+from trainwarden.actions.nodes.commands import CLEARING
 from trainwarden.records import ActionRecord, CommandRecord
 
 WEEK_S: Final = 7 * 86_400.0

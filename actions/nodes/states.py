@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from actions.brakes.history import NODES_OUT
-from actions.brakes.nodes import targets
-from actions.nodes.commands import CLEARING, CORDONING
-from actions.nodes.past import NodePasts
+from trainwarden.actions.brakes.history import NODES_OUT
+from trainwarden.actions.brakes.nodes import targets
+from trainwarden.actions.nodes.commands import CLEARING, CORDONING
+from trainwarden.actions.nodes.past import NodePasts
 from trainwarden.launching import NodeCondition, NodeState
 from trainwarden.records import ActionKind, ActionRecord, CommandRecord, HeartbeatRecord, IncidentRecord, Record
 

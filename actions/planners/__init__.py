@@ -1,4 +1,4 @@
 """Solvers: splits of micro-batches, GPUs of tasks, places of ranks, and when a remedy is due.
 
-Read `actions.planners.microbatches` first.
+Read `trainwarden.actions.planners.microbatches` first.
 """

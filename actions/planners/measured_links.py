@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from actions.planners.transfers import Kind, Link
+from trainwarden.actions.planners.transfers import Kind, Link
 from trainwarden.errors import DataError
 
 Floats = npt.NDArray[np.float64]

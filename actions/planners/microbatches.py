@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from actions.planners.microbatch_ties import least_variance
+from trainwarden.actions.planners.microbatch_ties import least_variance
 from trainwarden.errors import DataError
 
 MAX_GROUPS = 1_000_000

@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from actions.planners import placement
-from actions.planners.measured_links import byte_s_between
-from actions.planners.node_order import best_order
-from actions.planners.slow import Slowness
-from actions.planners.transfers import Kind, Transfers
+from trainwarden.actions.planners import placement
+from trainwarden.actions.planners.measured_links import byte_s_between
+from trainwarden.actions.planners.node_order import best_order
+from trainwarden.actions.planners.slow import Slowness
+from trainwarden.actions.planners.transfers import Kind, Transfers
 from trainwarden.errors import DataError
 from trainwarden.parallelism.layout import WORDS, Layout
 
@@ -122,7 +122,7 @@ def _measured(slowness: Slowness, layout: Layout, nodes: Sequence[str]) -> tuple
 def _grid(
     layout: Layout, measured: Transfers, compute_s: placement.Floats, byte_s: placement.Floats
 ) -> placement.Layout:
-    """The question of `actions.planners.placement`; GPUs are numbered as today's ranks.
+    """The question of `trainwarden.actions.planners.placement`; GPUs are numbered as today's ranks.
 
     What a stage has to compute is what its fastest GPU takes, as the first and the last differ from others by design.
     """

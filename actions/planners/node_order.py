@@ -1,7 +1,7 @@
 """Which order of a job's nodes, whose ranks are numbered by it, has the least predicted iteration time.
 
 Groups within a node stay there, so this is what a launcher can do with any job: it numbers whole nodes anew. The
-prediction is `actions.planners.placement`'s.
+prediction is `trainwarden.actions.planners.placement`'s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from actions.planners.placement import Floats, Layout, iteration_s, parts, terms
+from trainwarden.actions.planners.placement import Floats, Layout, iteration_s, parts, terms
 
 Ints = npt.NDArray[np.int64]
 EXACT_NODES: Final = 7  # 5,040 orders: under a second of a processor with eight ranks a node

@@ -8,7 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actions.planners.placement import MANY, Floats, Ints, Layout, iteration_s, links_of, parts, slowest, terms
+from trainwarden.actions.planners.placement import (
+    MANY,
+    Floats,
+    Ints,
+    Layout,
+    iteration_s,
+    links_of,
+    parts,
+    slowest,
+    terms,
+)
 
 MOST_ARRANGEMENTS = 50_000  # under a second; eight GPUs that all differ have 40,320
 MOST_WORK = 3e8  # pairs of GPUs that the local search looks at: some seconds

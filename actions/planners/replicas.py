@@ -3,7 +3,8 @@
 A replica holds the model once, over the ranks of its tensor, context and pipeline parallel groups, and is as slow as
 its slowest: ranks of a stage wait for each other in every micro-batch, and a micro-batch passes through one stage after
 the other. So ``m`` micro-batches take ``sum_p s_p + (m - 1) max_p s_p`` with ``s_p`` the slowest rank of stage ``p``
-(as in `actions.planners.placement`; Narayanan et al., Megatron-LM, 2021, section 2.2: one forward, one backward).
+(as in `trainwarden.actions.planners.placement`; Narayanan et al., Megatron-LM, 2021, section 2.2: one forward, one
+backward).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from actions.planners.microbatches import Counts, solve
+from trainwarden.actions.planners.microbatches import Counts, solve
 from trainwarden.errors import DataError
 from trainwarden.parallelism.layout import Layout
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from actions.planners.microbatches import even
-from actions.planners.replicas import Replica, refusal, replicas, split
-from actions.planners.transfers import Transfers
+from trainwarden.actions.planners.microbatches import even
+from trainwarden.actions.planners.replicas import Replica, refusal, replicas, split
+from trainwarden.actions.planners.transfers import Transfers
 from trainwarden.errors import DataError
 from trainwarden.parallelism.layout import Layout
 

@@ -1,4 +1,4 @@
-"""What detection measured of the transfers between nodes, as an incident carries it (`detectors.verdict.transfers`)."""
+"""Transfers between nodes as an incident carries them, from `trainwarden.detectors.verdict.transfers`."""
 
 from __future__ import annotations
 

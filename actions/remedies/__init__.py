@@ -1,4 +1,4 @@
 """Chooses the next action for an incident from the table of remedies.
 
-Read `actions.remedies.planner` first.
+Read `trainwarden.actions.remedies.planner` first.
 """

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from actions.brakes.history import BY_LAUNCHER, FAILURES, begun, carried_out
-from actions.remedies.view import Intent, PlanningContext
+from trainwarden.actions.brakes.history import BY_LAUNCHER, FAILURES, begun, carried_out
+from trainwarden.actions.remedies.view import Intent, PlanningContext
 from trainwarden.launching import LauncherState
 
 SETTLED_S: Final = 5.0  # a failure is heard of at once, and which rank was the first within two seconds

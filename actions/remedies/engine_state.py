@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from actions.brakes.history import NODES_OUT, begun
-from actions.nodes.commands import NodeCommands
-from actions.nodes.past import NodePasts
-from actions.planners import slow
-from actions.planners.ladder import Ladder
-from actions.remedies.adoption import Adoptions
+from trainwarden.actions.brakes.history import NODES_OUT, begun
+from trainwarden.actions.nodes.commands import NodeCommands
+from trainwarden.actions.nodes.past import NodePasts
+from trainwarden.actions.planners import slow
+from trainwarden.actions.planners.ladder import Ladder
+from trainwarden.actions.remedies.adoption import Adoptions
 from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.commands.latches import Latches
 from trainwarden.commands.silences import Silences

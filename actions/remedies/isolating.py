@@ -10,13 +10,13 @@ from typing import Final
 
 import msgspec
 
-from actions.brakes.history import NODES_OUT, carried_out, ended_s
-from actions.brakes.nodes import targets
-from actions.nodes.past import cleared_text
-from actions.remedies.by_launcher import out_already
-from actions.remedies.table import EvictNode, RestartProcess, Validate
-from actions.remedies.view import Intent, PlanningContext
-from actions.validation.question import question
+from trainwarden.actions.brakes.history import NODES_OUT, carried_out, ended_s
+from trainwarden.actions.brakes.nodes import targets
+from trainwarden.actions.nodes.past import cleared_text
+from trainwarden.actions.remedies.by_launcher import out_already
+from trainwarden.actions.remedies.table import EvictNode, RestartProcess, Validate
+from trainwarden.actions.remedies.view import Intent, PlanningContext
+from trainwarden.actions.validation.question import question
 from trainwarden.records import ActionKind, ActionRecord
 
 PAUSE: Final = "pause"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from actions.planners.slow import Slowness
-from actions.remedies.table import MoveTopology
-from actions.remedies.view import Intent, PlanningContext
+from trainwarden.actions.planners.slow import Slowness
+from trainwarden.actions.remedies.table import MoveTopology
+from trainwarden.actions.remedies.view import Intent, PlanningContext
 from trainwarden.errors import DataError
 from trainwarden.launching import LauncherState
 
 if TYPE_CHECKING:
-    from actions.planners.move import Move
+    from trainwarden.actions.planners.move import Move
 
 Places = tuple[tuple[str, tuple[int, ...]], ...]
 SLOWER: Final = 1.1  # times the healthy step time, for so many steps: Falcon's verified change (section 4.2)
@@ -88,7 +88,7 @@ def _best(view: PlanningContext, state: LauncherState) -> Move | str:
 
 @lru_cache(maxsize=16)  # a plan is looked at with each tick while a person or a brake is waited for
 def _searched(slowness: bytes, places: Places, accused: frozenset[frozenset[str]]) -> Move | str:
-    from actions.planners.move import best_move  # the engine runs without numpy, too
+    from trainwarden.actions.planners.move import best_move  # the engine runs without numpy, too
 
     try:
         return best_move(msgspec.json.decode(slowness, type=Slowness), places, accused)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
-from actions.brakes.history import carried_out, ended_s
-from actions.remedies.isolating import asks_again, evict, unproved, validate
-from actions.remedies.moving import move
-from actions.remedies.rebalancing import rebalance, relief
-from actions.remedies.slow_job import checkpoint, restart_running
-from actions.remedies.stopped_job import awaited, restart, restarts_in_vain, stop
-from actions.remedies.table import (
+from trainwarden.actions.brakes.history import carried_out, ended_s
+from trainwarden.actions.remedies.isolating import asks_again, evict, unproved, validate
+from trainwarden.actions.remedies.moving import move
+from trainwarden.actions.remedies.rebalancing import rebalance, relief
+from trainwarden.actions.remedies.slow_job import checkpoint, restart_running
+from trainwarden.actions.remedies.stopped_job import awaited, restart, restarts_in_vain, stop
+from trainwarden.actions.remedies.table import (
     SEVERITY_OF,
     AnyRung,
     CheckpointJob,
@@ -26,7 +26,7 @@ from actions.remedies.table import (
     StopJob,
     Validate,
 )
-from actions.remedies.view import COOL_DOWN, Intent, PlanningContext
+from trainwarden.actions.remedies.view import COOL_DOWN, Intent, PlanningContext
 from trainwarden.records import ActionRecord
 
 

@@ -7,11 +7,11 @@ from typing import Annotated, Final, Literal, Self
 
 import msgspec
 
-from actions.brakes.brakes import Brakes
-from actions.brakes.nodes import NodeLimits
-from actions.brakes.windows import MaintenanceWindow
-from actions.remedies import table
-from actions.remedies.table import Remedies
+from trainwarden.actions.brakes.brakes import Brakes
+from trainwarden.actions.brakes.nodes import NodeLimits
+from trainwarden.actions.brakes.windows import MaintenanceWindow
+from trainwarden.actions.remedies import table
+from trainwarden.actions.remedies.table import Remedies
 from trainwarden.launching import Verb
 from trainwarden.records import ActionKind
 from trainwarden.settings import Config, EngineSettings, PositiveSeconds, parse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from actions.brakes.history import carried_out
-from actions.planners import slow
-from actions.remedies.table import Rebalance
-from actions.remedies.view import Intent, PlanningContext
+from trainwarden.actions.brakes.history import carried_out
+from trainwarden.actions.planners import slow
+from trainwarden.actions.remedies.table import Rebalance
+from trainwarden.actions.remedies.view import Intent, PlanningContext
 from trainwarden.errors import DataError
 from trainwarden.records import ActionRecord
 

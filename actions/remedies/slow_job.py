@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from actions.brakes.history import begun
-from actions.remedies.view import Intent, PlanningContext
+from trainwarden.actions.brakes.history import begun
+from trainwarden.actions.remedies.view import Intent, PlanningContext
 
 
 def checkpoint(view: PlanningContext) -> Intent | None:

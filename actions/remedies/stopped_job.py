@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actions.brakes.history import (
+from trainwarden.actions.brakes.history import (
     BY_LAUNCHER,
     MOVES,
     NODES_OUT,
@@ -14,9 +14,9 @@ from actions.brakes.history import (
     restart_loop,
     took_effect,
 )
-from actions.remedies.by_launcher import SETTLED_S, between_attempts, restarted_already, seen_to
-from actions.remedies.table import EvictNode, RestartProcess, StopJob, Validate
-from actions.remedies.view import OVER, Intent, PlanningContext
+from trainwarden.actions.remedies.by_launcher import SETTLED_S, between_attempts, restarted_already, seen_to
+from trainwarden.actions.remedies.table import EvictNode, RestartProcess, StopJob, Validate
+from trainwarden.actions.remedies.view import OVER, Intent, PlanningContext
 from trainwarden.records import ActionRecord
 
 

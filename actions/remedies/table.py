@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar, get_args
 
 import msgspec
 
-from actions.planners.ladder import Ladder, Strategy
+from trainwarden.actions.planners.ladder import Ladder, Strategy
 from trainwarden.errors import ConfigError
 from trainwarden.records import ActionKind, IncidentKind, Severity
 from trainwarden.settings import Config, parse
@@ -183,7 +183,7 @@ def load(path: str | None) -> Remedies:
     ConfigError
         If the file cannot be read, is no TOML, or holds a mistake; one sentence that names file and kind.
     """
-    shipped = files("actions.remedies").joinpath(SHIPPED).read_text(encoding="utf-8")
+    shipped = files("trainwarden.actions.remedies").joinpath(SHIPPED).read_text(encoding="utf-8")
     table = Remedies({}).replaced(tomllib.loads(shipped), SHIPPED)
     if path is None:
         return table

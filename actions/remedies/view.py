@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from actions.brakes.history import begun, carried_out, ended_s
-from actions.remedies.engine_state import EngineState, IncidentState
-from actions.remedies.policy import Rules
-from actions.remedies.table import Rung
+from trainwarden.actions.brakes.history import begun, carried_out, ended_s
+from trainwarden.actions.remedies.engine_state import EngineState, IncidentState
+from trainwarden.actions.remedies.policy import Rules
+from trainwarden.actions.remedies.table import Rung
 from trainwarden.launching import Capabilities, LauncherState
 from trainwarden.records import ActionKind, ActionRecord, IncidentRecord, Severity
 

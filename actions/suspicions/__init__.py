@@ -1,4 +1,4 @@
 """Suspects of a job that no validation has cleared or confirmed, for launchers that restart its ranks.
 
-Read `actions.suspicions.on_bus` first.
+Read `trainwarden.actions.suspicions.on_bus` first.
 """

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
-from actions.brakes.history import BY_LAUNCHER, begun, carried_out, ended_s
-from actions.launchers.restart_check.messages import CheckRequest, Conclusion, OpenSuspicion, Outcome
-from actions.remedies import table
-from actions.remedies.engine_state import EngineState, IncidentState
-from actions.remedies.table import SEVERITY_OF, Remedies, Validate
-from actions.validation.question import Question, answer, at_fault, question
+from trainwarden.actions.brakes.history import BY_LAUNCHER, begun, carried_out, ended_s
+from trainwarden.actions.launchers.restart_check.messages import CheckRequest, Conclusion, OpenSuspicion, Outcome
+from trainwarden.actions.remedies import table
+from trainwarden.actions.remedies.engine_state import EngineState, IncidentState
+from trainwarden.actions.remedies.table import SEVERITY_OF, Remedies, Validate
+from trainwarden.actions.validation.question import Question, answer, at_fault, question
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock
 from trainwarden.commands.builders import EVERY_JOB
@@ -35,7 +35,7 @@ MEMORY_S: Final = 7 * 86_400.0  # as long as an engine's
 
 
 class SuspicionsOnBus:
-    """A `actions.launchers.restart_check.messages.Suspicions` of one job.
+    """A `trainwarden.actions.launchers.restart_check.messages.Suspicions` of one job.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class SuspicionsOnBus:
         )  # fmt: skip
 
     def wanted(self, nodes: Collection[str]) -> CheckRequest | None:
-        """See `actions.launchers.restart_check.messages.Suspicions.wanted`; a bus that is away knows of no suspect."""
+        """See `trainwarden.actions.launchers.restart_check.messages.Suspicions.wanted`; None while the bus is away."""
         doubts: Sequence[OpenSuspicion] = ()
         try:
             memory = self._read()
@@ -125,7 +125,7 @@ class SuspicionsOnBus:
                 yield _doubt(memory, case, asked._replace(nodes=left))
 
     def conclude(self, wanted: CheckRequest, outcome: Outcome) -> Conclusion:
-        """See `actions.launchers.restart_check.messages.Suspicions.conclude`."""
+        """See `trainwarden.actions.launchers.restart_check.messages.Suspicions.conclude`."""
         findings, now_s = outcome.findings, self._clock.now_s()
         records, said, confirmed = list[ActionRecord](), list[str](), list[str]()
         for doubt in wanted.doubts:

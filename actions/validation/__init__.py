@@ -1,4 +1,4 @@
 """Validation before blame: burn-in of processors and devices, link tests between pairs, disk and memory checks.
 
-Read `actions.validation.programme` first.
+Read `trainwarden.actions.validation.programme` first.
 """

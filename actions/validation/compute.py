@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from actions.validation import judgement
-from actions.validation.judgement import LEAST_PEERS, ROUNDS, Reference, is_slow
-from actions.validation.participants import Participants
-from actions.validation.results import Finding, RankReport
-from actions.validation.schedules import turns
+from trainwarden.actions.validation import judgement
+from trainwarden.actions.validation.judgement import LEAST_PEERS, ROUNDS, Reference, is_slow
+from trainwarden.actions.validation.participants import Participants
+from trainwarden.actions.validation.results import Finding, RankReport
+from trainwarden.actions.validation.schedules import turns
 from trainwarden.records import IncidentKind
 
 BUSY_SHARE = 0.8  # of a processor; less is worth a word, as then times of links hold little

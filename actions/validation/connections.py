@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from actions.validation.ends import common_ends
-from actions.validation.judgement import (
+from trainwarden.actions.validation.ends import common_ends
+from trainwarden.actions.validation.judgement import (
     LEAST_PEERS,
     ROUNDS,
     Reference,
@@ -15,16 +15,16 @@ from actions.validation.judgement import (
     link_reference,
     link_times,
 )
-from actions.validation.participants import Participants
-from actions.validation.results import Finding, LinkTime
-from actions.validation.schedules import Pair, disjoint, ring_and_tree
+from trainwarden.actions.validation.participants import Participants
+from trainwarden.actions.validation.results import Finding, LinkTime
+from trainwarden.actions.validation.schedules import Pair, disjoint, ring_and_tree
 
 MOST_SUSPECTS = 16  # links measured again; of more at once the slowest say whose they are
 SILENT = float("inf")  # the ratio of a link that carried nothing
 
 
 class LinkStage:
-    """The link tests of `cast`; the attributes are as `actions.validation.compute.ComputeStage` has them."""
+    """The link tests of `cast`; attributes as in `trainwarden.actions.validation.compute.ComputeStage`."""
 
     def __init__(self, cast: Participants, budget_s: float, limit_s: float, baseline_s: Mapping[str, float]) -> None:
         self._cast, self._budget_s, self._limit_s, self._baseline_s = cast, budget_s, limit_s, baseline_s

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from actions.validation.judgement import link_kind
-from actions.validation.results import RankInfo
-from actions.validation.schedules import Pair
+from trainwarden.actions.validation.judgement import link_kind
+from trainwarden.actions.validation.results import RankInfo
+from trainwarden.actions.validation.schedules import Pair
 
 LEAST_PARTNERS: Final = 2  # of one slow link nobody knows which end it is
 

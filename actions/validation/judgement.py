@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from actions.validation.results import LinkTime, RankInfo, RankReport
+from trainwarden.actions.validation.results import LinkTime, RankInfo, RankReport
 
 SLOW_RATIO: Final = 1.1  # Falcon, section 4.3: suspicious from 1.1 x the median on
 ROUNDS: Final = 2  # of suspects: on a busy machine some rank is slow for one round now and then

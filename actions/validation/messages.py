@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from actions.validation.judgement import link_kind
-from actions.validation.results import RankInfo, Validation
+from trainwarden.actions.validation.judgement import link_kind
+from trainwarden.actions.validation.results import RankInfo, Validation
 
 MOST_SAID: Final = 4  # rates of one finding
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from actions.validation.judgement import LEAST_PEERS
-from actions.validation.results import Finding, NodeReport, RankCommand, RankInfo, RankReport
-from actions.validation.schedules import Pair
+from trainwarden.actions.validation.judgement import LEAST_PEERS
+from trainwarden.actions.validation.results import Finding, NodeReport, RankCommand, RankInfo, RankReport
+from trainwarden.actions.validation.schedules import Pair
 from trainwarden.records import IncidentKind
 
 ASKED_AGAIN_S = 2.0  # a process that lives answers this within milliseconds

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import msgspec
 
-from actions.validation.baseline import Baseline
-from actions.validation.compute import ComputeStage
-from actions.validation.connections import LinkStage
-from actions.validation.judgement import link_name
-from actions.validation.participants import Participants, RankChannel, ValidationTargets
-from actions.validation.results import ComputeTime, Finding, LinkTime, NodeReport, Validation
+from trainwarden.actions.validation.baseline import Baseline
+from trainwarden.actions.validation.compute import ComputeStage
+from trainwarden.actions.validation.connections import LinkStage
+from trainwarden.actions.validation.judgement import link_name
+from trainwarden.actions.validation.participants import Participants, RankChannel, ValidationTargets
+from trainwarden.actions.validation.results import ComputeTime, Finding, LinkTime, NodeReport, Validation
 from trainwarden.launching import CHECKS, Check, Rates, device_rates, link_rates
 from trainwarden.records import IncidentKind
 

@@ -1,4 +1,4 @@
 """The node agent: runs the collectors, validates their records and delivers them to the bus.
 
-Read `collectors.agent.agent` first.
+Read `trainwarden.collectors.agent.agent` first.
 """

@@ -15,19 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from collectors import CATALOG, ENTRY_POINTS
-from collectors.agent.collector_runner import Batch, CollectorRunner
-from collectors.agent.collector_thread import CollectorThread
-from collectors.agent.delivery import Delivery
-from collectors.agent.gpu_values import GpuValues
-from collectors.agent.listener import Listener
-from collectors.agent.schedule import Task
-from collectors.agent.self_watch import SelfWatch
-from collectors.agent.spool import Spool
-from collectors.agent.validation import MetricsValidator
 from trainwarden import plugins
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
+from trainwarden.collectors import CATALOG, ENTRY_POINTS
+from trainwarden.collectors.agent.collector_runner import Batch, CollectorRunner
+from trainwarden.collectors.agent.collector_thread import CollectorThread
+from trainwarden.collectors.agent.delivery import Delivery
+from trainwarden.collectors.agent.gpu_values import GpuValues
+from trainwarden.collectors.agent.listener import Listener
+from trainwarden.collectors.agent.schedule import Task
+from trainwarden.collectors.agent.self_watch import SelfWatch
+from trainwarden.collectors.agent.spool import Spool
+from trainwarden.collectors.agent.validation import MetricsValidator
 from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Bus, Collector, JsonObject, Scope
 from trainwarden.records import EventRecord, HeartbeatRecord, MetricsRecord, Record

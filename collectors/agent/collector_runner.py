@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from collectors.agent.schedule import Task
 from trainwarden.clock import Clock
+from trainwarden.collectors.agent.schedule import Task
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventRecord, Record
 from trainwarden.self_metrics import SelfMetrics

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from collectors.agent.collector_runner import Batch, CollectorRunner
-from collectors.agent.schedule import Task, Wait
 from trainwarden.clock import Clock
+from trainwarden.collectors.agent.collector_runner import Batch, CollectorRunner
+from trainwarden.collectors.agent.schedule import Task, Wait
 from trainwarden.self_metrics import SelfMetrics
 
 log = logging.getLogger("trainwarden.agent")

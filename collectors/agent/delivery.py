@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import msgspec
 
-from collectors.agent.connector import Connector
-from collectors.agent.spool import Spool
 from trainwarden.clock import Clock
+from trainwarden.collectors.agent.connector import Connector
+from trainwarden.collectors.agent.spool import Spool
 from trainwarden.errors import BusError, BusUnavailable, RecordError, RecordsRefused
 from trainwarden.protocols import Bus
 from trainwarden.records import Record

@@ -6,10 +6,10 @@ import os
 import resource
 from collections.abc import Iterable, Sequence
 
-from collectors.agent.delivery import Delivery
-from collectors.agent.schedule import Task
-from collectors.agent.validation import MetricsValidator
 from trainwarden.clock import Clock
+from trainwarden.collectors.agent.delivery import Delivery
+from trainwarden.collectors.agent.schedule import Task
+from trainwarden.collectors.agent.validation import MetricsValidator
 from trainwarden.protocols import Scope
 from trainwarden.records import MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from collectors.agent.frames import count_frames, frame, length_of, next_frame, pair, read_from
+from trainwarden.collectors.agent.frames import count_frames, frame, length_of, next_frame, pair, read_from
 from trainwarden.errors import RecordError
 from trainwarden.records import Record
 from trainwarden.state import load_json, save_json

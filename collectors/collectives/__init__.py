@@ -1,4 +1,4 @@
 """The ranks' records of their collective calls, and NCCL's RAS.
 
-Read `collectors.collectives.dumps` first.
+Read `trainwarden.collectors.collectives.dumps` first.
 """

@@ -11,11 +11,11 @@ from typing import Annotated, Final
 
 import msgspec
 
-from collectors.collectives.call_records import pack, read_record
-from collectors.ranks import ProcessFinder, RankProcess
-from collectors.standstill import Patience, Trainer, runs, trainers
 from trainwarden import hook
 from trainwarden.clock import Clock
+from trainwarden.collectors.collectives.call_records import pack, read_record
+from trainwarden.collectors.ranks import ProcessFinder, RankProcess
+from trainwarden.collectors.standstill import Patience, Trainer, runs, trainers
 from trainwarden.errors import DataError
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventRecord, Record

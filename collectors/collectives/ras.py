@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from collectors.collectives.ras_client import PORT, Conversation, NoGreetingError, parse_address
-from collectors.ranks import ProcessFinder, rank_processes
 from trainwarden.clock import Clock
+from trainwarden.collectors.collectives.ras_client import PORT, Conversation, NoGreetingError, parse_address
+from trainwarden.collectors.ranks import ProcessFinder, rank_processes
 from trainwarden.errors import CollectorError
 from trainwarden.hook import read_header
 from trainwarden.protocols import JsonObject, Scope

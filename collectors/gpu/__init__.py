@@ -1,4 +1,4 @@
 """NVIDIA GPUs through NVML.
 
-Read `collectors.gpu.collector` first.
+Read `trainwarden.collectors.gpu.collector` first.
 """

@@ -9,14 +9,14 @@ from typing import Annotated
 import msgspec
 import pynvml as nvml
 
-from collectors.gpu.amd import amd_gpus
-from collectors.gpu.devices import OVER, Gpu, find_gpus, find_instances, find_processes
-from collectors.gpu.fabric import FabricWatch
-from collectors.gpu.reader import Reader, Row
-from collectors.gpu.xids import XidEvents
-from collectors.kernel_log import boot_id
-from collectors.ranks import Ranks
 from trainwarden.clock import Clock
+from trainwarden.collectors.gpu.amd import amd_gpus
+from trainwarden.collectors.gpu.devices import OVER, Gpu, find_gpus, find_instances, find_processes
+from trainwarden.collectors.gpu.fabric import FabricWatch
+from trainwarden.collectors.gpu.reader import Reader, Row
+from trainwarden.collectors.gpu.xids import XidEvents
+from trainwarden.collectors.kernel_log import boot_id
+from trainwarden.collectors.ranks import Ranks
 from trainwarden.errors import CollectorError
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventKind, EventRecord, MetricsRecord, Record

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pynvml as nvml
 
-from collectors.gpu.fabric import Fabric
+from trainwarden.collectors.gpu.fabric import Fabric
 
 # Errors that will not go away by asking again.
 NEVER = (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pynvml as nvml
 
-from collectors.gpu.devices import LOST, NEVER, OVER, Gpu, Instance
-from collectors.gpu.fabric import COMPLETED, NOT_SUPPORTED, read_fabric
-from collectors.gpu.fields import INSTANCE_READINGS, READINGS, Reading
-from collectors.gpu.profiling import Profiling, Take
+from trainwarden.collectors.gpu.devices import LOST, NEVER, OVER, Gpu, Instance
+from trainwarden.collectors.gpu.fabric import COMPLETED, NOT_SUPPORTED, read_fabric
+from trainwarden.collectors.gpu.fields import INSTANCE_READINGS, READINGS, Reading
+from trainwarden.collectors.gpu.profiling import Profiling, Take
 
 _OFTEN = tuple(reading for reading in READINGS if not reading.slow)
 _SILENT_TICKS = 3  # a GPU that answers nothing at all so often is lost, whatever it calls it
@@ -32,7 +32,7 @@ class Reader:
     Parameters
     ----------
     profiling : bool
-        Whether to ask for the counters of `collectors.gpu.profiling`.
+        Whether to ask for the counters of `trainwarden.collectors.gpu.profiling`.
     """
 
     def __init__(self, *, profiling: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pynvml as nvml
 
-from collectors.gpu.devices import Gpu
+from trainwarden.collectors.gpu.devices import Gpu
 
 MAX_EVENTS: Final = 200  # of a GPU and tick: one in a storm of events must hold up neither the agent nor the others'
 XID: Final = nvml.nvmlEventTypeXidCriticalError

@@ -1,4 +1,4 @@
 """Metrics of the host and of the ranks' processes on it.
 
-Read `collectors.host.collector` first.
+Read `trainwarden.collectors.host.collector` first.
 """

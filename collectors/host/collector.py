@@ -10,7 +10,8 @@ from typing import Annotated
 import msgspec
 import psutil
 
-from collectors.host.proc_files import (
+from trainwarden.clock import Clock
+from trainwarden.collectors.host.proc_files import (
     DiskBooks,
     NfsMount,
     core_times,
@@ -21,8 +22,7 @@ from collectors.host.proc_files import (
     rank_usage,
     read_whole,
 )
-from collectors.ranks import Ranks
-from trainwarden.clock import Clock
+from trainwarden.collectors.ranks import Ranks
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import MetricsRecord, Record
 from trainwarden.settings import Config

@@ -1,4 +1,4 @@
 """Training iterations from the hook's files.
 
-Read `collectors.iterations.collector` first.
+Read `trainwarden.collectors.iterations.collector` first.
 """

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from collectors.iterations.hook_source import MAX_NOTE_BYTES, Note, decode_note
 from trainwarden import rundir
+from trainwarden.collectors.iterations.hook_source import MAX_NOTE_BYTES, Note, decode_note
 
 _MAX_DATAGRAMS = 1000  # per turn
 

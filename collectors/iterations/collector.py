@@ -10,13 +10,13 @@ from typing import Annotated
 
 import msgspec
 
-from collectors.iterations.agent_socket import AgentSocket
-from collectors.iterations.hook_source import HookSource, boot_id
-from collectors.iterations.records import HookRecords
-from collectors.iterations.trainers import Trainers
-from collectors.ranks import ProcessFinder, hook_files
 from trainwarden import rundir
 from trainwarden.clock import Clock
+from trainwarden.collectors.iterations.agent_socket import AgentSocket
+from trainwarden.collectors.iterations.hook_source import HookSource, boot_id
+from trainwarden.collectors.iterations.records import HookRecords
+from trainwarden.collectors.iterations.trainers import Trainers
+from trainwarden.collectors.ranks import ProcessFinder, hook_files
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import Record
 from trainwarden.settings import Config, PositiveSeconds

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from collectors.ranks import ProcessFinder
 from trainwarden import hook
+from trainwarden.collectors.ranks import ProcessFinder
 from trainwarden.protocols import JsonObject
 
 log = logging.getLogger("trainwarden.agent")

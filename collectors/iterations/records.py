@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from collectors.iterations.hook_source import Kernel, Note
 from trainwarden import hook
+from trainwarden.collectors.iterations.hook_source import Kernel, Note
 from trainwarden.protocols import Scope
 from trainwarden.records import (
     EventKind,

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from collectors.iterations.hook_source import HookSource
 from trainwarden import hook
+from trainwarden.collectors.iterations.hook_source import HookSource
 
 TAKE_OVER_STEPS: Final = 20  # of one process while the other makes none
 _START_SLACK_S: Final = 2.0  # the kernel tells starts by a boot time of whole seconds

@@ -1,4 +1,4 @@
 """Log lines: followed through rotation, truncation and floods.
 
-Read `collectors.logs.collector` first.
+Read `trainwarden.collectors.logs.collector` first.
 """

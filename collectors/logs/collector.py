@@ -12,14 +12,14 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from collectors.kernel_log import KernelLog, boot_id, since_boot_s
-from collectors.logs.floods import collapse
-from collectors.logs.resting import GONE_S, MOST_PER_FILE, Resting
-from collectors.logs.rotation import stat_of, unrotated
-from collectors.logs.tail import Line, Tail
-from collectors.ranks import rank_processes
 from trainwarden import rundir
 from trainwarden.clock import Clock
+from trainwarden.collectors.kernel_log import KernelLog, boot_id, since_boot_s
+from trainwarden.collectors.logs.floods import collapse
+from trainwarden.collectors.logs.resting import GONE_S, MOST_PER_FILE, Resting
+from trainwarden.collectors.logs.rotation import stat_of, unrotated
+from trainwarden.collectors.logs.tail import Line, Tail
+from trainwarden.collectors.ranks import rank_processes
 from trainwarden.log_text import clean, label_of, writer_of
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import LogRecord, MetricsRecord, Record

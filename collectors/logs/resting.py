@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from collectors.logs.rotation import stat_of
-from collectors.logs.tail import Tail, TailState
+from trainwarden.collectors.logs.rotation import stat_of
+from trainwarden.collectors.logs.tail import Tail, TailState
 
 GONE_S: Final = 60.0  # a file that is at its path no more is still read as long as it grows, and so much longer
 MOST_PER_FILE: Final = 8  # so many states are kept for each file that may be followed

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from collectors.logs.rotation import RotatedFiles, open_as, stat_of
+from trainwarden.collectors.logs.rotation import RotatedFiles, open_as, stat_of
 
 MAX_PARTIAL_BYTES = 32_768  # a line longer than this is delivered cut; the rest up to its newline is passed over
 _HEAD_BYTES = 256  # a file is recognised by inode and the checksum of so many bytes at its beginning

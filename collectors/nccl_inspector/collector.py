@@ -10,13 +10,13 @@ from typing import Annotated, Final
 
 import msgspec
 
-from collectors.nccl_inspector.growing_file import GrowingFile
-from collectors.nccl_inspector.lines import Call, Comm
-from collectors.nccl_inspector.rank_calls import RankCalls
-from collectors.nccl_inspector.settings import environment, is_on, paths, wanting
-from collectors.ranks import ProcessFinder, rank_processes
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
+from trainwarden.collectors.nccl_inspector.growing_file import GrowingFile
+from trainwarden.collectors.nccl_inspector.lines import Call, Comm
+from trainwarden.collectors.nccl_inspector.rank_calls import RankCalls
+from trainwarden.collectors.nccl_inspector.settings import environment, is_on, paths, wanting
+from trainwarden.collectors.ranks import ProcessFinder, rank_processes
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import CollectivesRecord, Record
 from trainwarden.settings import Config

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import Final, NamedTuple
 
-from collectors.nccl_inspector.lines import MAX_LINE_BYTES
+from trainwarden.collectors.nccl_inspector.lines import MAX_LINE_BYTES
 from trainwarden.protocols import JsonObject
 
 READ_BYTES: Final = 8 * 1024 * 1024  # in one look

@@ -6,9 +6,9 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final, NamedTuple
 
-from collectors.nccl_inspector.growing_file import GrowingFile
-from collectors.nccl_inspector.lines import Call, call_of
 from trainwarden import hook
+from trainwarden.collectors.nccl_inspector.growing_file import GrowingFile
+from trainwarden.collectors.nccl_inspector.lines import Call, call_of
 from trainwarden.protocols import JsonObject
 
 SETTLE_S: Final = 2.0  # a device may be so far behind its host, and a dump take so long

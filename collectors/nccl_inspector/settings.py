@@ -13,7 +13,9 @@ _JOB = "SLURM_JOBID"
 _EVERY_US = "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"
 _VERBOSE = "NCCL_INSPECTOR_DUMP_VERBOSE"
 _PROMETHEUS = "NCCL_INSPECTOR_PROM_DUMP"
-_MOST_US = 2_000_000  # steps of ranks that are told further apart are not joined (detectors.calls.board.LATE_S)
+_MOST_US = (
+    2_000_000  # steps of ranks that are told further apart are not joined (trainwarden.detectors.calls.board.LATE_S)
+)
 _MAX_ENVIRON_BYTES = 1 << 20
 
 

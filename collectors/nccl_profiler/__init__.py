@@ -3,5 +3,5 @@
 `plugin.c` is what NCCL calls, `shared_file.c` makes the file ``rank-<rank>-<pid>-<start>.nccl`` beside the hook's,
 `tables.c` tells stale handles and impossible stamps; `layout.h` and `layout.py` say what lies in the file.
 
-Read `collectors.nccl_profiler.collector` first.
+Read `trainwarden.collectors.nccl_profiler.collector` first.
 """

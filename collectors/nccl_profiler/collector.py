@@ -11,13 +11,13 @@ from typing import Annotated, Final
 
 import msgspec
 
-from collectors.nccl_profiler.build import LIBRARY
-from collectors.nccl_profiler.dense import Requests
-from collectors.nccl_profiler.records import CallRecords
-from collectors.nccl_profiler.source import CallsFile, Who, who_of
-from collectors.ranks import ProcessFinder, hook_files, rank_processes
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
+from trainwarden.collectors.nccl_profiler.build import LIBRARY
+from trainwarden.collectors.nccl_profiler.dense import Requests
+from trainwarden.collectors.nccl_profiler.records import CallRecords
+from trainwarden.collectors.nccl_profiler.source import CallsFile, Who, who_of
+from trainwarden.collectors.ranks import ProcessFinder, hook_files, rank_processes
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import Record, SamplingRecord
 from trainwarden.settings import Config, PositiveSeconds

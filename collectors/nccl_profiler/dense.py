@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final
 
-from collectors.nccl_profiler.source import CallsFile
+from trainwarden.collectors.nccl_profiler.source import CallsFile
 from trainwarden.records import SamplingRecord
 
 log = logging.getLogger("trainwarden.agent")

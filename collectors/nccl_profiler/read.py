@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from collectors.nccl_profiler.layout import (
+from trainwarden.collectors.nccl_profiler.layout import (
     ABI,
     AT_CALLS,
     AT_COUNTS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from collectors.nccl_profiler.read import Call, Comm
-from collectors.nccl_profiler.source import Taken
 from trainwarden import hook
+from trainwarden.collectors.nccl_profiler.read import Call, Comm
+from trainwarden.collectors.nccl_profiler.source import Taken
 from trainwarden.protocols import Scope
 from trainwarden.records import CollectivesRecord
 

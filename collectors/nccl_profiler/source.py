@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from collectors.nccl_profiler import read
-from collectors.nccl_profiler.layout import AT_SAMPLE_UNTIL, CALLS
 from trainwarden import hook
+from trainwarden.collectors.nccl_profiler import read
+from trainwarden.collectors.nccl_profiler.layout import AT_SAMPLE_UNTIL, CALLS
 from trainwarden.protocols import JsonObject
 
 log = logging.getLogger("trainwarden.agent")

@@ -1,4 +1,4 @@
 """Network ports through sysfs and ethtool.
 
-Read `collectors.nic.collector` first.
+Read `trainwarden.collectors.nic.collector` first.
 """

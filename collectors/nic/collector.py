@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from collectors.nic.counters import (
+from trainwarden.clock import Clock
+from trainwarden.collectors.nic.counters import (
     EFA,
     EFA_DEVICE,
     ETHERNET,
@@ -20,9 +21,8 @@ from collectors.nic.counters import (
     RDMA_WORDS,
     WORD_BYTES,
 )
-from collectors.nic.ethtool import PauseCounters
-from collectors.nic.port_files import OpenFiles, PortFiles
-from trainwarden.clock import Clock
+from trainwarden.collectors.nic.ethtool import PauseCounters
+from trainwarden.collectors.nic.port_files import OpenFiles, PortFiles
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventRecord, MetricsRecord, Record
 from trainwarden.settings import Config

@@ -1,4 +1,4 @@
 """How the job's ranks are laid out, from settings, the training command and the hook's report of process groups.
 
-Read `collectors.parallel_layout.collector` first.
+Read `trainwarden.collectors.parallel_layout.collector` first.
 """

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from collectors.parallel_layout.command import command_of, contents_of, file_of
-from collectors.ranks import ProcessFinder, hook_files
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
+from trainwarden.collectors.parallel_layout.command import command_of, contents_of, file_of
+from trainwarden.collectors.ranks import ProcessFinder, hook_files
 from trainwarden.parallelism.arguments import claim_of_command
 from trainwarden.parallelism.claim import Claim, Size, event_fields
 from trainwarden.parallelism.groups import by_kind

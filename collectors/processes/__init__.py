@@ -1,4 +1,4 @@
 """Ends of training processes.
 
-Read `collectors.processes.collector` first.
+Read `trainwarden.collectors.processes.collector` first.
 """

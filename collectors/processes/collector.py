@@ -10,11 +10,11 @@ from typing import Annotated
 
 import msgspec
 
-from collectors.processes import inotify
-from collectors.processes.exit_status import ExitStatus, exit_status
-from collectors.ranks import ProcessFinder, RankProcess, rank_processes
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
+from trainwarden.collectors.processes import inotify
+from trainwarden.collectors.processes.exit_status import ExitStatus, exit_status
+from trainwarden.collectors.ranks import ProcessFinder, RankProcess, rank_processes
 from trainwarden.errors import RecordError
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventRecord, MetricsRecord, Record

@@ -9,7 +9,7 @@ import struct
 
 import msgspec
 
-from collectors.ranks import stat_fields
+from trainwarden.collectors.ranks import stat_fields
 
 # linux/pidfd.h, kernel 6.13 and newer: struct pidfd_info, first published size 64 bytes; exit_code is its last
 # field. PIDFD_GET_INFO = _IOWR(0xFF, 11, struct pidfd_info). PIDFD_INFO_EXIT (6.15) asks for the exit status.

@@ -1,4 +1,4 @@
 """Scrapes dcgm-exporter and node_exporter where no agents run.
 
-Read `collectors.prometheus.collector` first.
+Read `trainwarden.collectors.prometheus.collector` first.
 """

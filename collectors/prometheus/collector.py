@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from collectors.prometheus.changes import Changes, Seen
-from collectors.prometheus.exposition import samples_of
 from trainwarden.catalogue import ALIASES, CATALOGUE
 from trainwarden.clock import Clock
+from trainwarden.collectors.prometheus.changes import Changes, Seen
+from trainwarden.collectors.prometheus.exposition import samples_of
 from trainwarden.errors import CollectorError
 from trainwarden.prometheus.exporters import (
     REASON_BITS,

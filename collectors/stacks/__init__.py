@@ -1,4 +1,4 @@
 """Stacks of ranks in a stall, read from outside by py-spy.
 
-Read `collectors.stacks.collector` first.
+Read `trainwarden.collectors.stacks.collector` first.
 """

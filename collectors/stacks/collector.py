@@ -14,11 +14,11 @@ from typing import IO, Annotated, Final
 
 import msgspec
 
-from collectors.ranks import ProcessFinder
-from collectors.stacks.frames import MAX_FRAMES, main_thread, said, where
-from collectors.standstill import Patience, Trainer, runs, trainers
 from trainwarden import rundir
 from trainwarden.clock import Clock
+from trainwarden.collectors.ranks import ProcessFinder
+from trainwarden.collectors.stacks.frames import MAX_FRAMES, main_thread, said, where
+from trainwarden.collectors.standstill import Patience, Trainer, runs, trainers
 from trainwarden.errors import DataError
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventRecord, Record

@@ -1,4 +1,4 @@
 """One table of alerts, from which Prometheus' rules and Grafana's alerts are built.
 
-Read `dashboards.alerts.table` first.
+Read `trainwarden.dashboards.alerts.table` first.
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dashboards.alerts.alert import RUNBOOKS, Alert, duration
-from dashboards.alerts.recordings import RECORDINGS
-from dashboards.alerts.table import OF_JOBS, OF_SERVICES
+from trainwarden.dashboards.alerts.alert import RUNBOOKS, Alert, duration
+from trainwarden.dashboards.alerts.recordings import RECORDINGS
+from trainwarden.dashboards.alerts.table import OF_JOBS, OF_SERVICES
 
 
 def rules(runbooks: str = RUNBOOKS) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.alerts.alert import Recording
+from trainwarden.dashboards.alerts.alert import Recording
 
 RECORDINGS: Final = (
     Recording("trainwarden:incidents_open:sum", "sum by (training_job) (trainwarden_incidents_open)"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.alerts.alert import Alert
+from trainwarden.dashboards.alerts.alert import Alert
 
 _JOB: Final = '{{ reReplaceAll "[^A-Za-z0-9._-]" "_" $labels.training_job }}'
 """A job's name as part of a command that somebody will paste into a shell."""

@@ -1,4 +1,4 @@
 """Explains one incident in plain words: what, where, why, and what to do next.
 
-Read `dashboards.explain.explanation` first.
+Read `trainwarden.dashboards.explain.explanation` first.
 """

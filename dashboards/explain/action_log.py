@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.explain.launcher_operations import JobWords, LauncherOperation
-from dashboards.explain.sentences import line, moment, place
 from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.commands.trust import Trust
+from trainwarden.dashboards.explain.launcher_operations import JobWords, LauncherOperation
+from trainwarden.dashboards.explain.sentences import line, moment, place
 from trainwarden.json_objects import action_object, incident_object
 from trainwarden.launching import rates_in
 from trainwarden.protocols import Message

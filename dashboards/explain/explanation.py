@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.explain.next_steps import next_steps
-from dashboards.explain.sentences import line, moment, place
+from trainwarden.dashboards.explain.next_steps import next_steps
+from trainwarden.dashboards.explain.sentences import line, moment, place
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect, VerdictRecord, Vote, basis_said
 
 NEAR_S: Final = 60.0  # a verdict further than this from the opening was about something else

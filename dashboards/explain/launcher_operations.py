@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.explain.sentences import line, moment
+from trainwarden.dashboards.explain.sentences import line, moment
 from trainwarden.records import EventRecord
 
 KIND: Final = "operation"

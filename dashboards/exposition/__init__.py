@@ -1,4 +1,4 @@
 """Metrics of jobs for Prometheus: one table of families, filled at each scrape.
 
-Read `dashboards.exposition.jobs` first.
+Read `trainwarden.dashboards.exposition.jobs` first.
 """

@@ -8,10 +8,10 @@ from typing import Final, get_args
 
 import numpy as np
 
-from dashboards.exposition import families
-from dashboards.exposition.families import Family
-from dashboards.overview.job import SEVERITIES, JobOverview
-from dashboards.overview.overview import Overview
+from trainwarden.dashboards.exposition import families
+from trainwarden.dashboards.exposition.families import Family
+from trainwarden.dashboards.overview.job import SEVERITIES, JobOverview
+from trainwarden.dashboards.overview.overview import Overview
 from trainwarden.records import ActionKind, IncidentKind, Outcome
 
 MOST: Final = 10  # suspects and slow ranks of a job: what is told must not grow with the cluster

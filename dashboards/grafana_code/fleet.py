@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.grafana_code.frame import Line, framed
-from dashboards.grafana_code.panels import graph, number, rows
+from trainwarden.dashboards.grafana_code.frame import Line, framed
+from trainwarden.dashboards.grafana_code.panels import graph, number, rows
 
 _TO_JOB = (("Job", "/d/trainwarden-job?var-job=${__data.fields.training_job}&${__url_time_range}"),)
 

@@ -16,7 +16,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from dashboards.grafana_code.panels import SOURCE, Placed
+from trainwarden.dashboards.grafana_code.panels import SOURCE, Placed
 
 WIDTH: Final = 24
 TAG: Final = "trainwarden"

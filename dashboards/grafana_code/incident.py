@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.grafana_code.frame import JOB, Line, Variable, framed
-from dashboards.grafana_code.panels import graph, number, rows, states
+from trainwarden.dashboards.grafana_code.frame import JOB, Line, Variable, framed
+from trainwarden.dashboards.grafana_code.panels import graph, number, rows, states
 
 _KIND: Variable = ("kind", "trainwarden_incidents_open", "kind")
 _JOB = '{training_job=~"$job"}'

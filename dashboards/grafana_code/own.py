@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.grafana_code.frame import Line, framed
-from dashboards.grafana_code.panels import Target, graph, number, states
+from trainwarden.dashboards.grafana_code.frame import Line, framed
+from trainwarden.dashboards.grafana_code.panels import Target, graph, number, states
 
 _LOOPS = ("detector", "engine", "trainer", "archive", "serve")
 _AT = "{{instance}}"

@@ -15,8 +15,8 @@ from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.alerting import RelativeTimeRange
 
-from dashboards.alerts.alert import Alert, duration
-from dashboards.alerts.table import OF_JOBS, OF_SERVICES
+from trainwarden.dashboards.alerts.alert import Alert, duration
+from trainwarden.dashboards.alerts.table import OF_JOBS, OF_SERVICES
 
 SOURCE: Final = "trainwarden-prometheus"
 FOLDER: Final = "trainwarden"

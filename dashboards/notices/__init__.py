@@ -1,4 +1,4 @@
 """Sends notices to webhooks and chats: what is wrong, the evidence, and the command to act.
 
-Read `dashboards.notices.notices` first.
+Read `trainwarden.dashboards.notices.notices` first.
 """

@@ -8,8 +8,8 @@ from typing import Final
 
 import httpx
 
-from dashboards.notices.targets import Target
 from trainwarden.clock import Clock
+from trainwarden.dashboards.notices.targets import Target
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.signing import signed_headers
 

@@ -10,13 +10,13 @@ from typing import Final
 import httpx
 import msgspec
 
-from dashboards.explain.explanation import explain, opening
-from dashboards.notices.courier import Courier
-from dashboards.notices.targets import Target
-from dashboards.notices.texts import News, as_json, as_slack
-from dashboards.overview.job import waits
-from dashboards.overview.overview import Overview
 from trainwarden.clock import Clock
+from trainwarden.dashboards.explain.explanation import explain, opening
+from trainwarden.dashboards.notices.courier import Courier
+from trainwarden.dashboards.notices.targets import Target
+from trainwarden.dashboards.notices.texts import News, as_json, as_slack
+from trainwarden.dashboards.overview.job import waits
+from trainwarden.dashboards.overview.overview import Overview
 from trainwarden.records import ActionRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 

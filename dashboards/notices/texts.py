@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.explain.explanation import Explanation
+from trainwarden.dashboards.explain.explanation import Explanation
 from trainwarden.json_objects import action_object, incident_object
 from trainwarden.records import ActionRecord, IncidentRecord
 

@@ -1,4 +1,4 @@
 """The newest state of all jobs, for Prometheus, the API, the page and the report.
 
-Read `dashboards.overview.overview` first.
+Read `trainwarden.dashboards.overview.overview` first.
 """

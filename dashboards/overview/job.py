@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from dashboards.overview.pace import Pace
+from trainwarden.dashboards.overview.pace import Pace
 from trainwarden.parallelism.board import LayoutBoard
 from trainwarden.protocols import Message
 from trainwarden.records import (

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from actions.nodes.states import MAX_NODES, NodeStates
-from dashboards.overview.job import JobOverview
+from trainwarden.actions.nodes.states import MAX_NODES, NodeStates
 from trainwarden.clock import Clock
 from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.commands.silences import Silences
 from trainwarden.commands.trust import Trust, in_order
+from trainwarden.dashboards.overview.job import JobOverview
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import CommandRecord, HeartbeatRecord, Record
 from trainwarden.service_loop import Output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dashboards.overview.job import JobOverview
+from trainwarden.dashboards.overview.job import JobOverview
 from trainwarden.protocols import Bus
 from trainwarden.topics import ACTIONS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, VERDICTS, Topic
 

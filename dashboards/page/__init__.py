@@ -1,4 +1,4 @@
 """The page in a browser: jobs, incidents, heat maps, votes and actions, live or frozen into one file.
 
-Read `dashboards.page.pages` first.
+Read `trainwarden.dashboards.page.pages` first.
 """

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dashboards.overview.pace import Pace, mean_of
+from trainwarden.dashboards.overview.pace import Pace, mean_of
 from trainwarden.records import VerdictRecord
 
 WIDTH: Final = 1_000.0

@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from dashboards.overview.overview import Overview
+from trainwarden.dashboards.overview.overview import Overview
 from trainwarden.records import Record
 
 MOST_LISTENERS: Final = 64

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from dashboards.overview.job import SEVERITIES, JobOverview
-from dashboards.page import views
-from dashboards.page.charts import Series
-from dashboards.page.lines import Found, ReadLogs, around
-from dashboards.page.panels import RANGES_S, panels, wanted_span
-from dashboards.page.render import asset, render
+from trainwarden.dashboards.overview.job import SEVERITIES, JobOverview
+from trainwarden.dashboards.page import views
+from trainwarden.dashboards.page.charts import Series
+from trainwarden.dashboards.page.lines import Found, ReadLogs, around
+from trainwarden.dashboards.page.panels import RANGES_S, panels, wanted_span
+from trainwarden.dashboards.page.render import asset, render
 from trainwarden.errors import BusUnavailable, DataError
 from trainwarden.records import IncidentRecord
 

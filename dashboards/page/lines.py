@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from detectors.logs.rules import shipped_rules
+from trainwarden.detectors.logs.rules import shipped_rules
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import IncidentRecord, LogRecord
 from trainwarden.topics import LOGS, METRICS

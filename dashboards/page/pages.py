@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from dashboards.overview.overview import Overview
-from dashboards.page import views
-from dashboards.page.charts import Series
-from dashboards.page.events import Listeners
-from dashboards.page.lines import ReadLogs, around
-from dashboards.page.panels import RANGES_S, panels, wanted_span
-from dashboards.page.render import asset, render
 from trainwarden.clock import Clock
 from trainwarden.commands.builders import EVERY_JOB
+from trainwarden.dashboards.overview.overview import Overview
+from trainwarden.dashboards.page import views
+from trainwarden.dashboards.page.charts import Series
+from trainwarden.dashboards.page.events import Listeners
+from trainwarden.dashboards.page.lines import ReadLogs, around
+from trainwarden.dashboards.page.panels import RANGES_S, panels, wanted_span
+from trainwarden.dashboards.page.render import asset, render
 from trainwarden.errors import BusUnavailable
 
 log = logging.getLogger("trainwarden.page")

@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dashboards.page.charts import HEIGHT, WIDTH, Array, Series, Span, band_path, line_path
-from dashboards.page.lines import ReadLogs
-from detectors.logs.loss_lines import printed
 from trainwarden.catalogue import lookup
+from trainwarden.dashboards.page.charts import HEIGHT, WIDTH, Array, Series, Span, band_path, line_path
+from trainwarden.dashboards.page.lines import ReadLogs
+from trainwarden.detectors.logs.loss_lines import printed
 from trainwarden.protocols import Message
 from trainwarden.records import IncidentRecord, LogRecord, MetricsRecord, Suspect
 

@@ -11,9 +11,9 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from dashboards.explain.next_steps import quoted
-from dashboards.page import formatting
 from trainwarden import __version__
+from trainwarden.dashboards.explain.next_steps import quoted
+from trainwarden.dashboards.page import formatting
 
 STATIC: Final = Path(__file__).with_name("static")
 _TEMPLATES: Final = Path(__file__).with_name("templates")

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.explain.explanation import abstentions, explain, opening
-from dashboards.overview.job import SEVERITIES, JobOverview, waits
-from dashboards.overview.overview import Overview
-from dashboards.page.charts import Series, heat_map, iteration_chart, votes_chart
+from trainwarden.dashboards.explain.explanation import abstentions, explain, opening
+from trainwarden.dashboards.overview.job import SEVERITIES, JobOverview, waits
+from trainwarden.dashboards.overview.overview import Overview
+from trainwarden.dashboards.page.charts import Series, heat_map, iteration_chart, votes_chart
 from trainwarden.records import ActionRecord, IncidentRecord, VerdictRecord, basis_said
 
 SHOWN_OPEN: Final = 50

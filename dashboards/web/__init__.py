@@ -1,4 +1,4 @@
 """The HTTP server: roles, the detection API, and the page's routes.
 
-Read `dashboards.web.app` first.
+Read `trainwarden.dashboards.web.app` first.
 """

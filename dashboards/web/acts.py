@@ -11,10 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dashboards.overview.job import waits
-from dashboards.overview.overview import Overview
-from dashboards.web.problems import Problem, answer
-from dashboards.web.request_model import (
+from trainwarden.clock import Clock
+from trainwarden.commands import builders
+from trainwarden.commands.builders import EVERY_JOB, LONGEST_SILENCE_S
+from trainwarden.commands.silences import silence_object
+from trainwarden.dashboards.overview.job import waits
+from trainwarden.dashboards.overview.overview import Overview
+from trainwarden.dashboards.web.problems import Problem, answer
+from trainwarden.dashboards.web.request_model import (
     CordonAsked,
     HealthyAsked,
     JobAsked,
@@ -24,10 +28,6 @@ from dashboards.web.request_model import (
     body,
     query,
 )
-from trainwarden.clock import Clock
-from trainwarden.commands import builders
-from trainwarden.commands.builders import EVERY_JOB, LONGEST_SILENCE_S
-from trainwarden.commands.silences import silence_object
 from trainwarden.errors import BusUnavailable, ConfigError
 from trainwarden.records import ActionRecord, CommandRecord
 from trainwarden.self_metrics import SelfMetrics

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
-from dashboards.web.request_model import SilenceAsked
+from trainwarden.dashboards.web.request_model import SilenceAsked
 from trainwarden.records import IncidentKind
 
 MOST: Final = 1_000

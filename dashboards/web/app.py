@@ -14,17 +14,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from dashboards.exposition.jobs import JobsText
-from dashboards.overview.overview import Overview
-from dashboards.web.acts import CommandRoutes
-from dashboards.web.enter import Enter
-from dashboards.web.guard import Guard
-from dashboards.web.hooks import Hooks, HookSecrets
-from dashboards.web.judge import Judge
-from dashboards.web.openapi.document import document
-from dashboards.web.problems import Problem, answer, problem
-from dashboards.web.reads import Reads
 from trainwarden.clock import Clock
+from trainwarden.dashboards.exposition.jobs import JobsText
+from trainwarden.dashboards.overview.overview import Overview
+from trainwarden.dashboards.web.acts import CommandRoutes
+from trainwarden.dashboards.web.enter import Enter
+from trainwarden.dashboards.web.guard import Guard
+from trainwarden.dashboards.web.hooks import Hooks, HookSecrets
+from trainwarden.dashboards.web.judge import Judge
+from trainwarden.dashboards.web.openapi.document import document
+from trainwarden.dashboards.web.problems import Problem, answer, problem
+from trainwarden.dashboards.web.reads import Reads
 from trainwarden.metrics_http.access import Tokens
 from trainwarden.records import CommandRecord
 from trainwarden.self_metrics import SelfMetrics

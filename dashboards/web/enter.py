@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from dashboards.page.render import render
+from trainwarden.dashboards.page.render import render
 from trainwarden.metrics_http.access import Tokens
 from trainwarden.self_metrics import SelfMetrics
 

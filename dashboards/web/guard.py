@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dashboards.web.enter import cookie_name, sign_in, wants_page
-from dashboards.web.problems import Problem, problem
+from trainwarden.dashboards.web.enter import cookie_name, sign_in, wants_page
+from trainwarden.dashboards.web.problems import Problem, problem
 from trainwarden.metrics_http.access import Person, Role, Tokens
 from trainwarden.self_metrics import SelfMetrics
 

@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dashboards.web.acts import CommandRoutes
-from dashboards.web.alerts import Alert, Alerts, Useless, WordOnAction, asks_for
-from dashboards.web.problems import Problem, answer
-from dashboards.web.request_model import SilenceAsked, parsed
-from dashboards.web.signatures import check_grafana, check_slack
 from trainwarden.clock import Clock
+from trainwarden.dashboards.web.acts import CommandRoutes
+from trainwarden.dashboards.web.alerts import Alert, Alerts, Useless, WordOnAction, asks_for
+from trainwarden.dashboards.web.problems import Problem, answer
+from trainwarden.dashboards.web.request_model import SilenceAsked, parsed
+from trainwarden.dashboards.web.signatures import check_grafana, check_slack
 from trainwarden.metrics_http.access import Person
 from trainwarden.self_metrics import SelfMetrics
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.web.problems import Problem
+from trainwarden.dashboards.web.problems import Problem
 from trainwarden.self_metrics import SelfMetrics
 
 AT_ONCE: Final = 1

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dashboards.overview.job import SILENT_S, JobOverview
-from dashboards.overview.overview import Overview
+from trainwarden.dashboards.overview.job import SILENT_S, JobOverview
+from trainwarden.dashboards.overview.overview import Overview
 from trainwarden.json_objects import suspect_object
 from trainwarden.records import VerdictRecord
 

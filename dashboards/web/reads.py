@@ -9,13 +9,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dashboards.explain.explanation import explain, opening
-from dashboards.overview.overview import Overview
-from dashboards.web.judge import Judge
-from dashboards.web.objects import job_object, node_objects, verdict_object
-from dashboards.web.problems import Problem, answer
-from dashboards.web.request_model import ActionsAsked, DetectAsked, IncidentsAsked, Nothing, VerdictsAsked, body, query
 from trainwarden.clock import Clock
+from trainwarden.dashboards.explain.explanation import explain, opening
+from trainwarden.dashboards.overview.overview import Overview
+from trainwarden.dashboards.web.judge import Judge
+from trainwarden.dashboards.web.objects import job_object, node_objects, verdict_object
+from trainwarden.dashboards.web.problems import Problem, answer
+from trainwarden.dashboards.web.request_model import (
+    ActionsAsked,
+    DetectAsked,
+    IncidentsAsked,
+    Nothing,
+    VerdictsAsked,
+    body,
+    query,
+)
 from trainwarden.json_objects import action_object, incident_object
 from trainwarden.records import IncidentRecord
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 
-from dashboards.web.problems import Problem
+from trainwarden.dashboards.web.problems import Problem
 from trainwarden.records import IncidentKind
 from trainwarden.settings import sentence_of
 

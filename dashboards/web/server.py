@@ -17,18 +17,18 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dashboards.notices.notices import Notices
-from dashboards.notices.targets import targets_of
-from dashboards.overview.overview import Overview
-from dashboards.page.lines import metrics_of_bus, of_bus
-from dashboards.page.pages import Pages
-from dashboards.web.app import Parts, build
-from dashboards.web.hooks import HookSecrets
-from dashboards.web.listening import BACKLOG, Listening, Sparing
 from trainwarden.bus.address import connect
 from trainwarden.clock import SystemClock
 from trainwarden.commands.keys import signer_of
 from trainwarden.commands.trust import Trust, signed
+from trainwarden.dashboards.notices.notices import Notices
+from trainwarden.dashboards.notices.targets import targets_of
+from trainwarden.dashboards.overview.overview import Overview
+from trainwarden.dashboards.page.lines import metrics_of_bus, of_bus
+from trainwarden.dashboards.page.pages import Pages
+from trainwarden.dashboards.web.app import Parts, build
+from trainwarden.dashboards.web.hooks import HookSecrets
+from trainwarden.dashboards.web.listening import BACKLOG, Listening, Sparing
 from trainwarden.errors import ConfigError, WardenError
 from trainwarden.metrics_http.access import Person, Tokens, digest_of
 from trainwarden.metrics_http.tls import ServerContext, server_context

@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Mapping
 from typing import Final
 
-from dashboards.web.problems import Problem
+from trainwarden.dashboards.web.problems import Problem
 from trainwarden.signing import signature
 
 WINDOW_S: Final = 300.0

@@ -1,4 +1,4 @@
 """Joins collective calls over the ranks of a job: each rank's wait and each link's speed.
 
-Read `detectors.calls.joined` first.
+Read `trainwarden.detectors.calls.joined` first.
 """

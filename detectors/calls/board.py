@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.calls.counts import MAX_COUNT, MAX_TIME_S, Counts, CountTable
-from detectors.calls.exchanges import with_all_to_alls
-from detectors.calls.functions import FUNCTIONS, RECV, SEND, code_of
-from detectors.calls.joined import Calls, JoinedStep, join
-from detectors.calls.links import StepTraffic
+from trainwarden.detectors.calls.counts import MAX_COUNT, MAX_TIME_S, Counts, CountTable
+from trainwarden.detectors.calls.exchanges import with_all_to_alls
+from trainwarden.detectors.calls.functions import FUNCTIONS, RECV, SEND, code_of
+from trainwarden.detectors.calls.joined import Calls, JoinedStep, join
+from trainwarden.detectors.calls.links import StepTraffic
 from trainwarden.records import CollectivesRecord
 
 Ints = npt.NDArray[np.int64]

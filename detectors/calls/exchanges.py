@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.calls.functions import RECV, SEND, code_of
-from detectors.calls.joined import Calls
+from trainwarden.detectors.calls.functions import RECV, SEND, code_of
+from trainwarden.detectors.calls.joined import Calls
 
 Ints = npt.NDArray[np.int64]
 NEIGHBOURS: Final = 2  # whom a rank of a pipeline, or of a ring, sends to

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.calls.functions import FUNCTIONS, RECV, SEND, SYNCHRONISES
-from detectors.calls.links import Links, TrafficTable
+from trainwarden.detectors.calls.functions import FUNCTIONS, RECV, SEND, SYNCHRONISES
+from trainwarden.detectors.calls.links import Links, TrafficTable
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from detectors.calls.functions import FUNCTIONS, bus_factor
+from trainwarden.detectors.calls.functions import FUNCTIONS, bus_factor
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

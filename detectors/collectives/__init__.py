@@ -1,4 +1,4 @@
 """Who broke a collective, from PyTorch's flight recorders, NCCL's RAS, counts and watchdog lines.
 
-Read `detectors.collectives.findings` first.
+Read `trainwarden.detectors.collectives.findings` first.
 """

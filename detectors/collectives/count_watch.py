@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.calls.counts import Counts
-from detectors.collectives.findings import MAX_RANKS_TOLD, CollectiveFinding, listed
-from detectors.job.common_mode import quiet_median
-from detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.calls.counts import Counts
+from trainwarden.detectors.collectives.findings import MAX_RANKS_TOLD, CollectiveFinding, listed
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.window import Window, job_duration_s
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

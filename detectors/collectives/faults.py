@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from detectors.collectives.began import began_s
-from detectors.collectives.findings import EVENT_KIND, Accused, accused_of
-from detectors.job.window import Window
+from trainwarden.detectors.collectives.began import began_s
+from trainwarden.detectors.collectives.findings import EVENT_KIND, Accused, accused_of
+from trainwarden.detectors.job.window import Window
 from trainwarden.errors import RecordError
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 

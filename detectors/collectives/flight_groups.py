@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from detectors.collectives.findings import MAX_RANKS_TOLD, CollectiveFinding
-from detectors.collectives.flight_dump import Call, GroupKey, RankDump
+from trainwarden.detectors.collectives.findings import MAX_RANKS_TOLD, CollectiveFinding
+from trainwarden.detectors.collectives.flight_dump import Call, GroupKey, RankDump
 
 _SAME_INPUT: Final = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base",
                       "_broadcast_oop", "_reduce_oop")  # fmt: skip

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from detectors.collectives.findings import MAX_RANKS_TOLD, CollectiveFinding, listed
-from detectors.collectives.flight_dump import Call, RankDump, read_dump
-from detectors.collectives.flight_groups import Group, collect, earliest, mismatches_of
+from trainwarden.detectors.collectives.findings import MAX_RANKS_TOLD, CollectiveFinding, listed
+from trainwarden.detectors.collectives.flight_dump import Call, RankDump, read_dump
+from trainwarden.detectors.collectives.flight_groups import Group, collect, earliest, mismatches_of
 from trainwarden.errors import DataError
 
 MAX_WORLD: Final = 1_000_000

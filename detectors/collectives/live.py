@@ -15,13 +15,13 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from detectors.collectives import flight_recorder
-from detectors.collectives import ras as nccl_ras
-from detectors.collectives.count_watch import CountWatch
-from detectors.collectives.findings import EVENT_KIND, CollectiveFinding, to_event
-from detectors.collectives.flight_dump import read_dump
-from detectors.collectives.watchdog import WatchdogLines
-from detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.collectives import flight_recorder
+from trainwarden.detectors.collectives import ras as nccl_ras
+from trainwarden.detectors.collectives.count_watch import CountWatch
+from trainwarden.detectors.collectives.findings import EVENT_KIND, CollectiveFinding, to_event
+from trainwarden.detectors.collectives.flight_dump import read_dump
+from trainwarden.detectors.collectives.watchdog import WatchdogLines
+from trainwarden.detectors.job.window import Window, job_duration_s
 from trainwarden.errors import DataError
 from trainwarden.records import EventRecord, Vote
 

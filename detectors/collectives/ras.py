@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from detectors.collectives.findings import MAX_RANKS_TOLD, CollectiveFinding, listed
-from detectors.collectives.ras_report import RasCommunicator, RasRank, parse
+from trainwarden.detectors.collectives.findings import MAX_RANKS_TOLD, CollectiveFinding, listed
+from trainwarden.detectors.collectives.ras_report import RasCommunicator, RasRank, parse
 
 _HEALTHY: Final = frozenset({0, 7})  # ncclSuccess, ncclInProgress
 

@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from detectors.collectives.findings import MAX_RANKS_TOLD, CollectiveFinding, listed
-from detectors.collectives.watchdog_lines import WatchdogLine, read_watchdog_line
-from detectors.job.window import LogLine, Window, job_duration_s
+from trainwarden.detectors.collectives.findings import MAX_RANKS_TOLD, CollectiveFinding, listed
+from trainwarden.detectors.collectives.watchdog_lines import WatchdogLine, read_watchdog_line
+from trainwarden.detectors.job.window import LogLine, Window, job_duration_s
 from trainwarden.parallelism.layout import AXES, Layout
 from trainwarden.records import EventRecord
 

@@ -1,4 +1,4 @@
 """Judges devices by their own metrics without a trained model: known limits and comparison with peers.
 
-Read `detectors.devices.device_limits` first.
+Read `trainwarden.detectors.devices.device_limits` first.
 """

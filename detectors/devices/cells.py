@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import Entity
+from trainwarden.detectors.job.samples import Entity
 
 
 def compared_as(family: str, entity: Entity, role: str) -> str:

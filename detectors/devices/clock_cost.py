@@ -8,14 +8,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.devices.signs import LEAST_PEERS
-from detectors.job.samples import FamilySamples
+from trainwarden.detectors.devices.signs import LEAST_PEERS
+from trainwarden.detectors.job.samples import FamilySamples
 
 Floats = npt.NDArray[np.float64]
 CLOCK: Final = "gpu_sm_clock_hertz"
 HIGHEST: Final = "gpu_sm_clock_max_hertz"
 METRICS: Final = (CLOCK, HIGHEST)
-STALE_S: Final = 120.0  # a clock that is older than this is no peer's (as in `detectors.devices.peer_memory`)
+STALE_S: Final = (
+    120.0  # a clock that is older than this is no peer's (as in `trainwarden.detectors.devices.peer_memory`)
+)
 LEAST_SHARE: Final = 0.01  # a difference of less is not worth a word: clocks come in steps of 15 MHz
 _MHZ: Final = 1e6
 

@@ -9,16 +9,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.devices.clock_cost import METRICS as CLOCKS
-from detectors.devices.clock_cost import ClockCost
-from detectors.devices.contract_stream import device_records
-from detectors.devices.limit_memory import LimitMemory
-from detectors.devices.limits import Limit, limits_in_force
-from detectors.devices.signs import AT_WORK, BUSY
-from detectors.job.packed import pack, unpack
-from detectors.job.samples import Entity, FamilySamples, name_of
-from detectors.job.window import Window
-from detectors.protocol import Role
+from trainwarden.detectors.devices.clock_cost import METRICS as CLOCKS
+from trainwarden.detectors.devices.clock_cost import ClockCost
+from trainwarden.detectors.devices.contract_stream import device_records
+from trainwarden.detectors.devices.limit_memory import LimitMemory
+from trainwarden.detectors.devices.limits import Limit, limits_in_force
+from trainwarden.detectors.devices.signs import AT_WORK, BUSY
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.samples import Entity, FamilySamples, name_of
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
@@ -90,7 +90,7 @@ class DeviceLimits:
         return Vote(opinion="normal")
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain: dict[str, Any] = {"now_s": self._now_s, "seen": self._seen, "memory": list(self._memory)}
         plain["entities"] = {
             name: [[row, list(one)] for row, one in known.items()] for name, known in self._entities.items()
@@ -104,7 +104,7 @@ class DeviceLimits:
         return pack(_KIND, plain, arrays)
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, arrays = unpack(_KIND, state)
         limits, clocks = {one.id: one for one in self._limits}, ClockCost()
         try:

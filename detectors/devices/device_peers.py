@@ -8,13 +8,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.devices.contract_stream import device_records
-from detectors.devices.peer_memory import PeerFamily
-from detectors.devices.signs import GPU_METRICS, GPU_SIGNS, NIC_METRICS, NIC_SIGNS, gpu_signs, nic_signs
-from detectors.job.packed import pack, unpack
-from detectors.job.samples import name_of
-from detectors.job.window import Window
-from detectors.protocol import Role
+from trainwarden.detectors.devices.contract_stream import device_records
+from trainwarden.detectors.devices.peer_memory import PeerFamily
+from trainwarden.detectors.devices.signs import GPU_METRICS, GPU_SIGNS, NIC_METRICS, NIC_SIGNS, gpu_signs, nic_signs
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.samples import name_of
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentKind, Suspect, Vote
 from trainwarden.settings import Config
@@ -95,14 +95,14 @@ class DevicePeers:
         return Vote(opinion="normal")
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name, family in self._families.items():
             arrays |= {f"{name}/{part}": array for part, array in family.arrays().items()}
         return pack(_KIND, {name: family.plain() for name, family in self._families.items()}, arrays)
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, arrays = unpack(_KIND, state)
         try:
             for name, family in self._families.items():

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.devices.limits import Limit
-from detectors.job.last_seen import absent_after, interval_after
+from trainwarden.detectors.devices.limits import Limit
+from trainwarden.detectors.job.last_seen import absent_after, interval_after
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

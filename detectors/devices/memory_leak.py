@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.devices.floors import BINS, SCALES_S, Floors
-from detectors.devices.leak_stream import leak_records
-from detectors.job.common_mode import quiet_median
-from detectors.job.packed import pack, unpack
-from detectors.job.samples import Entity, FamilySamples, name_of
-from detectors.job.window import Window, job_duration_s
-from detectors.protocol import Role, abstain
+from trainwarden.detectors.devices.floors import BINS, SCALES_S, Floors
+from trainwarden.detectors.devices.leak_stream import leak_records
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.samples import Entity, FamilySamples, name_of
+from trainwarden.detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
@@ -91,7 +91,7 @@ class MemoryLeak:
         return self._vote(window) if self._found else Vote(opinion="normal")
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain: dict[str, Any] = {
             "metrics": list(self._floors), "left": self._left, "restarts": self._restarts,
             "entities": {name: [[row, list(who)] for row, who in one.items()] for name, one in self._entities.items()},
@@ -104,7 +104,7 @@ class MemoryLeak:
         return pack(_KIND, plain, arrays)
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, arrays = unpack(_KIND, state)
         try:
             floors = {

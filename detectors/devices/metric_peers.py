@@ -7,14 +7,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.devices.peer_stream import peer_records
-from detectors.devices.rounds import PeerRounds
-from detectors.job.last_seen import absent_after, interval_after
-from detectors.job.packed import pack, unpack
-from detectors.job.samples import name_of
-from detectors.job.window import Window
-from detectors.protocol import Role
 from trainwarden.catalogue import CATALOGUE
+from trainwarden.detectors.devices.peer_stream import peer_records
+from trainwarden.detectors.devices.rounds import PeerRounds
+from trainwarden.detectors.job.last_seen import absent_after, interval_after
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.samples import name_of
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
@@ -100,7 +100,7 @@ class MetricPeers:
         return Vote(opinion="normal", threshold=0.5, reason=f"not compared: {why}" if why else "")
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         arrays: dict[str, npt.NDArray[Any]] = {}
         for number, one in enumerate(self._families.values()):
             arrays |= {f"{number}/{part}": array for part, array in one.arrays().items()}
@@ -113,7 +113,7 @@ class MetricPeers:
         return pack(_KIND, plain, arrays)
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, arrays = unpack(_KIND, state)
         families: dict[str, PeerRounds] = {}
         try:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.job.samples import Entity, FamilySamples
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

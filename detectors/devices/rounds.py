@@ -12,12 +12,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.devices.cells import compared_as, empty, kind_of
-from detectors.job.common_mode import quiet_median
-from detectors.job.samples import MOST, Entity, FamilySamples
-from detectors.metrics.hysteresis import EXPIRE_S
-from detectors.metrics.models.dtw import banded_dtw
 from trainwarden.catalogue import lookup
+from trainwarden.detectors.devices.cells import compared_as, empty, kind_of
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.samples import MOST, Entity, FamilySamples
+from trainwarden.detectors.metrics.hysteresis import EXPIRE_S
+from trainwarden.detectors.metrics.models.dtw import banded_dtw
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -1,4 +1,4 @@
 """Hard facts that need no statistics: processes that ended, devices and nodes that failed.
 
-Read `detectors.facts.hard_event` first.
+Read `trainwarden.detectors.facts.hard_event` first.
 """

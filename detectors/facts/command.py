@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from detectors.facts.exceptions import exception_rule, interrupts
-from detectors.facts.output import Output, Raised
-from detectors.logs.rules import LogRule, LogRules
+from trainwarden.detectors.facts.exceptions import exception_rule, interrupts
+from trainwarden.detectors.facts.output import Output, Raised
+from trainwarden.detectors.logs.rules import LogRule, LogRules
 from trainwarden.records import EventRecord
 
 LIFE: Final = "command"

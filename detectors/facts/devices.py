@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import msgspec
 
-from detectors.collectives.began import DAY_S, began_s
-from detectors.facts.nodes import HEARD_S, NodeConfig, lost_nodes, pipeline_is_silent
-from detectors.job.samples import name_of
-from detectors.job.window import Window
-from detectors.logs.device_lines import recovery_ordered
-from detectors.logs.rules import Xid, load_xids
+from trainwarden.detectors.collectives.began import DAY_S, began_s
+from trainwarden.detectors.facts.nodes import HEARD_S, NodeConfig, lost_nodes, pipeline_is_silent
+from trainwarden.detectors.job.samples import name_of
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.logs.device_lines import recovery_ordered
+from trainwarden.detectors.logs.rules import Xid, load_xids
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 MAX_SUSPECTS: Final = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from detectors.logs.rules import LogRule, LogRules
+from trainwarden.detectors.logs.rules import LogRule, LogRules
 from trainwarden.records import EventRecord
 
 DURING: Final = "during "  # in front of a cause that was only being handled when the next one was raised

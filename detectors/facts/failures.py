@@ -11,14 +11,23 @@ from typing import Any, Final
 
 import msgspec
 
-from detectors.facts.command import LIFE, NEAR_S, NOT_FOUND, CommandEnd, Ended, cause_of, exception_event, last_cause
-from detectors.facts.exceptions import exception_rule, full_disk, interrupts, nearest_cause, text_of
-from detectors.facts.failure import Failure, Role, one_was_killed
-from detectors.facts.given_up import GivenUp
-from detectors.facts.output import Output
-from detectors.job.window import Window
-from detectors.logs.rules import LogRules
-from detectors.protocol import abstain
+from trainwarden.detectors.facts.command import (
+    LIFE,
+    NEAR_S,
+    NOT_FOUND,
+    CommandEnd,
+    Ended,
+    cause_of,
+    exception_event,
+    last_cause,
+)
+from trainwarden.detectors.facts.exceptions import exception_rule, full_disk, interrupts, nearest_cause, text_of
+from trainwarden.detectors.facts.failure import Failure, Role, one_was_killed
+from trainwarden.detectors.facts.given_up import GivenUp
+from trainwarden.detectors.facts.output import Output
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.logs.rules import LogRules
+from trainwarden.detectors.protocol import abstain
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 STOP_SIGNALS: Final = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from detectors.collectives.watchdog_lines import read_watchdog_line
-from detectors.facts.failure import Failure
-from detectors.job.window import LogLine
+from trainwarden.detectors.collectives.watchdog_lines import read_watchdog_line
+from trainwarden.detectors.facts.failure import Failure
+from trainwarden.detectors.job.window import LogLine
 
 # It sleeps four times TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC (15 s) for dumps; a monitor gives it eight minutes.
 ENDED_S: Final = 600.0

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import msgspec
 
-from detectors.collectives.faults import CollectiveFaults, collective_vote
-from detectors.facts.devices import DeviceFaults, device_vote
-from detectors.facts.failures import Failures
-from detectors.facts.nodes import NodeConfig
-from detectors.job.packed import pack, unpack
-from detectors.job.window import Window
-from detectors.logs.rules import LogRules, shipped_rules
-from detectors.protocol import Role
+from trainwarden.detectors.collectives.faults import CollectiveFaults, collective_vote
+from trainwarden.detectors.facts.devices import DeviceFaults, device_vote
+from trainwarden.detectors.facts.failures import Failures
+from trainwarden.detectors.facts.nodes import NodeConfig
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.logs.rules import LogRules, shipped_rules
+from trainwarden.detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
 
@@ -28,7 +28,7 @@ class HardEventConfig(NodeConfig, frozen=True, kw_only=True):
     words_patience_s : float
         How long a plain exit code waits for the exception that it may follow from.
     node_silent_s, all_silent_s, wait_steps, still_steps, unknown_s
-        See `detectors.facts.nodes.NodeConfig`.
+        See `trainwarden.detectors.facts.nodes.NodeConfig`.
     outlived_s : float
         A failure is over once the job has finished a step this long after it.
     """
@@ -92,7 +92,7 @@ class HardEvent:
         return votes[min(place, len(votes) - 1)]() if votes else Vote(opinion="normal")
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         return pack(
             "hard_event",
             {
@@ -103,7 +103,7 @@ class HardEvent:
         )
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, _ = unpack("hard_event", state)
         try:
             self._failures.restore(plain["failures"])

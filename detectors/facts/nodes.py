@@ -13,9 +13,9 @@ from typing import Annotated, Final
 import msgspec
 import numpy as np
 
-from detectors.job.beats import KNOWN_PAUSES, WAIT
-from detectors.job.common_mode import quiet_median
-from detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.job.beats import KNOWN_PAUSES, WAIT
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.window import Window, job_duration_s
 from trainwarden.settings import Config
 
 HEARD_S: Final = 1.0  # a node that is silent for no longer is there

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from detectors.job.window import LogLine
+from trainwarden.detectors.job.window import LogLine
 
 MAX_WRITERS: Final = 4_096
 TAIL_LINES: Final = 8

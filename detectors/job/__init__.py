@@ -1,4 +1,4 @@
 """State of one job: steps, ranks and metric samples in arrays, and the window that detectors score.
 
-Read `detectors.job.window` first.
+Read `trainwarden.detectors.job.window` first.
 """

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.clocks import MAX_TIME_S
+from trainwarden.detectors.job.clocks import MAX_TIME_S
 from trainwarden.records import HeartbeatRecord
 
 Ints = npt.NDArray[np.int64]

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.family import BY_ENTITY, BY_METRIC, CUBE, FamilyRing, Rows, family_of_row
-from detectors.job.packed import pack, unpack
-from detectors.job.samples import MOST, Entity, FamilySamples, Floats
+from trainwarden.detectors.job.family import BY_ENTITY, BY_METRIC, CUBE, FamilyRing, Rows, family_of_row
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.samples import MOST, Entity, FamilySamples, Floats
 from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord
 

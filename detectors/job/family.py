@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import Entity, FamilySamples, Floats
 from trainwarden.catalogue import lookup
+from trainwarden.detectors.job.samples import Entity, FamilySamples, Floats
 
 Rows = npt.NDArray[np.int64]
 

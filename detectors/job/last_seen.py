@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from detectors.job.clocks import MAX_NODES
-from detectors.job.samples import Floats
+from trainwarden.detectors.job.clocks import MAX_NODES
+from trainwarden.detectors.job.samples import Floats
 
 ABSENT_SAMPLES: Final = 10
 """What has not been measured for so many of its own intervals is absent: a few may be lost on their way."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-from detectors.job.roster import Seen
-from detectors.job.window import LogLine
+from trainwarden.detectors.job.roster import Seen
+from trainwarden.detectors.job.window import LogLine
 from trainwarden.records import EventRecord, LogRecord, MetricsRecord
 
 

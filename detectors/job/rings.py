@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.packed import pack, unpack
 
 Ints = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from detectors.job.step_numbers import widened
+from trainwarden.detectors.job.step_numbers import widened
 from trainwarden.parallelism.board import LayoutBoard
 from trainwarden.parallelism.layout import Layout
 from trainwarden.records import EventRecord

@@ -10,16 +10,16 @@ from typing import Final
 
 import numpy as np
 
-from detectors.calls.board import CallAssembler
-from detectors.job.beats import HeartbeatTable, damaged
-from detectors.job.board import HISTORY, MetricBuffer
-from detectors.job.clocks import MAX_TIME_S, NodeClocks
-from detectors.job.last_seen import LastSeen
-from detectors.job.new_records import NewRecords
-from detectors.job.rings import COLUMNS
-from detectors.job.roster import MAX_RANKS, Roster
-from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly, phase
-from detectors.job.window import Window
+from trainwarden.detectors.calls.board import CallAssembler
+from trainwarden.detectors.job.beats import HeartbeatTable, damaged
+from trainwarden.detectors.job.board import HISTORY, MetricBuffer
+from trainwarden.detectors.job.clocks import MAX_TIME_S, NodeClocks
+from trainwarden.detectors.job.last_seen import LastSeen
+from trainwarden.detectors.job.new_records import NewRecords
+from trainwarden.detectors.job.rings import COLUMNS
+from trainwarden.detectors.job.roster import MAX_RANKS, Roster
+from trainwarden.detectors.job.step_assembly import LATE_S, WARM_UP_STEPS, StepAssembly, phase
+from trainwarden.detectors.job.window import Window
 from trainwarden.records import (
     CollectivesRecord,
     EventRecord,

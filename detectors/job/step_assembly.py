@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.beats import EXIT, PHASE_CODE, Ints
-from detectors.job.common_mode import quiet_median
-from detectors.job.rings import COLUMNS, StepRing
-from detectors.job.step_numbers import MAX_SKIP, StepNumbers, widened
+from trainwarden.detectors.job.beats import EXIT, PHASE_CODE, Ints
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.rings import COLUMNS, StepRing
+from trainwarden.detectors.job.step_numbers import MAX_SKIP, StepNumbers, widened
 
 WARM_UP_STEPS: Final = 10  # first steps of an incarnation: allocator, autotuning, lazy initialisation
 LATE_S: Final = 2.0  # a step is not waited for longer than this after a rank has ended it, by that rank's own clock
@@ -178,7 +178,7 @@ class StepAssembly:
 
 
 def phase(steps: StepAssembly, alive: Ints, finished: bool, manned: bool) -> str:
-    """The phase of a job, see `detectors.job.window.Window`.
+    """The phase of a job, see `trainwarden.detectors.job.window.Window`.
 
     Parameters
     ----------

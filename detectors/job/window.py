@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from detectors.calls.counts import Counts
-from detectors.calls.joined import JoinedStep
-from detectors.calls.links import StepTraffic
-from detectors.job.beats import HeartbeatTable
-from detectors.job.board import MetricBuffer
-from detectors.job.common_mode import quiet_median
-from detectors.job.samples import FamilySamples, ScoredSamples
+from trainwarden.detectors.calls.counts import Counts
+from trainwarden.detectors.calls.joined import JoinedStep
+from trainwarden.detectors.calls.links import StepTraffic
+from trainwarden.detectors.job.beats import HeartbeatTable
+from trainwarden.detectors.job.board import MetricBuffer
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.samples import FamilySamples, ScoredSamples
 from trainwarden.parallelism.layout import Layout
 from trainwarden.records import EventRecord, MetricsRecord
 

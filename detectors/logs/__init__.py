@@ -1,4 +1,4 @@
 """Judges log lines: rules for single lines, floods, and templates that are new.
 
-Read `detectors.logs.log_window` first.
+Read `trainwarden.detectors.logs.log_window` first.
 """

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from detectors.job.window import LogLine
+from trainwarden.detectors.job.window import LogLine
 from trainwarden.records import Suspect
 
 MAX_HOSTS: Final = 65_536

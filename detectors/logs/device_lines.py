@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from detectors.logs.rules import LogRule, Xid, load_xids
+from trainwarden.detectors.logs.rules import LogRule, Xid, load_xids
 from trainwarden.records import Severity
 
 _XID: Final = re.compile(r"Xid \((?:PCI:)?[0-9a-fA-F:.]{4,32}\): ([0-9]{1,4})(?:,|\b)(.{0,400})")
@@ -52,7 +52,7 @@ def as_said(rule: LogRule, line: str) -> LogRule:
 
     Examples
     --------
-    >>> from detectors.logs.rules import shipped_rules
+    >>> from trainwarden.detectors.logs.rules import shipped_rules
     >>> def of(line): rule = as_said(shipped_rules().match(line), line); return rule.role, rule.kind, rule.severity
     >>> of("NVRM: Xid (PCI:0000:3b:00): 145, RLW_REMAP Nonfatal XC0 i0 Link 00")
     ('app', 'nvlink_error', 'sev3')

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from detectors.job.window import Window
+from trainwarden.detectors.job.window import Window
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 EVENT_KIND: Final = "last_words"  # of an event: how a recorded job ended, by all its logs
@@ -172,7 +172,7 @@ def _who(finding: Finding) -> str:
 
 
 def told_finding(event: EventRecord, now_s: float) -> Finding:
-    """The finding that an event of `detectors.logs.ends.last_messages` carries, to be told at once."""
+    """The finding that an event of `trainwarden.detectors.logs.ends.last_messages` carries, to be told at once."""
     words = msgspec.convert(event.fields, LastWords)
     finding = Finding(
         rule=words.rule, class_="A", role="root", kind=words.kind, severity=words.severity, node=event.node,

@@ -13,15 +13,15 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
-from detectors.job.common_mode import quiet_median
-from detectors.job.packed import pack, unpack
-from detectors.job.window import LogLine, Window, job_duration_s
-from detectors.logs.complaints import Complaints
-from detectors.logs.device_lines import as_said, device_of, of_program
-from detectors.logs.findings import EVENT_KIND, Consequences, Finding, finding_vote, moved_on, told_finding
-from detectors.logs.rules import LogRule, LogRules, shipped_rules
-from detectors.logs.storms import LogStorms, Source, StormConfig
-from detectors.protocol import Role
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import LogLine, Window, job_duration_s
+from trainwarden.detectors.logs.complaints import Complaints
+from trainwarden.detectors.logs.device_lines import as_said, device_of, of_program
+from trainwarden.detectors.logs.findings import EVENT_KIND, Consequences, Finding, finding_vote, moved_on, told_finding
+from trainwarden.detectors.logs.rules import LogRule, LogRules, shipped_rules
+from trainwarden.detectors.logs.storms import LogStorms, Source, StormConfig
+from trainwarden.detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.log_text import behind_prefixes
 from trainwarden.records import EventRecord, IncidentKind, Vote
@@ -43,7 +43,7 @@ class LogWindowConfig(StormConfig, frozen=True, kw_only=True):
     Attributes
     ----------
     window_s, storm_lines, storm_factor, same_lines, same_factor, settle_s
-        See `detectors.logs.storms.StormConfig`.
+        See `trainwarden.detectors.logs.storms.StormConfig`.
     survive_s : float
         An application's error is told if its rank has not moved on this long after it; where the rank lives and its
         steps take longer, by its next step.
@@ -143,7 +143,7 @@ class LogWindow:
         )
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain: dict[str, Any] = {"recent": self._recent, "now_s": self._now_s, "line_s": self._line_s}
         plain |= {
             "ended_s": self._ended_s,
@@ -155,7 +155,7 @@ class LogWindow:
         return pack("log_window", plain | self._storms.state())
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, _ = unpack("log_window", state)
         try:
             self._storms.restore(plain)

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
-from detectors.job.packed import pack, unpack
-from detectors.job.window import LogLine, Window
-from detectors.logs.loss_lines import printed
-from detectors.logs.loss_stream import loss_records
-from detectors.protocol import Role
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import LogLine, Window
+from trainwarden.detectors.logs.loss_lines import printed
+from trainwarden.detectors.logs.loss_stream import loss_records
+from trainwarden.detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
 from trainwarden.settings import Config
@@ -92,14 +92,14 @@ class LossWatch:
         return Vote(opinion="normal")
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain = [[list(key), msgspec.to_builtins(one)] for key, one in self._series.items()]
         for _, one in plain:
             one["value"] = str(one["value"])  # NaN is no number of a state's
         return pack(_KIND, {"series": plain, "life": self._life})
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain: dict[str, Any]
         plain, _ = unpack(_KIND, state)
         try:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from detectors.job.window import LogLine
+from trainwarden.detectors.job.window import LogLine
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 

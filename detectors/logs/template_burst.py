@@ -1,7 +1,7 @@
 """Vote: one rank suddenly says, again and again, what nobody said in normal time.
 
-Templates are mined online (`detectors.logs.templates`); what matters is not that a line looks like an error but that it
-is new, or far above its own normal rate, and comes from one source while its peers keep to their ways.
+Templates are mined online (`trainwarden.detectors.logs.templates`); what matters is not that a line looks like an error
+but that it is new, or far above its own normal rate, and comes from one source while its peers keep to their ways.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from detectors.job.packed import pack, unpack
-from detectors.job.window import LogLine, Window
-from detectors.logs.line_counts import BUCKETS, Run, Source, add_lines, lines_before, lines_newer, lines_within
-from detectors.logs.storms import is_frame
-from detectors.logs.templates import OVERFLOW, LogTemplates
-from detectors.protocol import Role, abstain
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import LogLine, Window
+from trainwarden.detectors.logs.line_counts import (
+    BUCKETS,
+    Run,
+    Source,
+    add_lines,
+    lines_before,
+    lines_newer,
+    lines_within,
+)
+from trainwarden.detectors.logs.storms import is_frame
+from trainwarden.detectors.logs.templates import OVERFLOW, LogTemplates
+from trainwarden.detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
@@ -104,7 +112,7 @@ class TemplateBurst:
         self._now_s, self._swept_s, self._since_s = 0.0, 0.0, None  # the job to come may have another clock
 
     def update(self, window: Window) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         for line in window.logs:
             self._now_s = max(self._now_s, line.time_s)
             if not is_frame(line.line):
@@ -113,7 +121,7 @@ class TemplateBurst:
         self._settle(judge=self._warm() and not window.phase)
 
     def score(self, window: Window) -> Vote:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         bursting = [run for run in self._runs.values() if run.bursting]
         if bursting:
             return self._vote(sorted(bursting, key=lambda run: (run.first_s, run.source)))
@@ -123,7 +131,7 @@ class TemplateBurst:
         return Vote(opinion="normal", score=min(0.499, excess / (1.0 + excess)))
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain: dict[str, Any] = {
             "templates": self._templates.state(), "peaks": list(self._peaks.items()), "runs": self._runs,
             "sources": self._sources, "lines": self._lines, "since_s": self._since_s, "now_s": self._now_s,
@@ -132,7 +140,7 @@ class TemplateBurst:
         return pack("template_burst", plain)
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, _ = unpack("template_burst", state)
         try:
             templates = LogTemplates(self._config.max_templates)

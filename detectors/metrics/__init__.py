@@ -1,4 +1,4 @@
 """Votes of trained models on the metrics of nodes and devices.
 
-Read `detectors.metrics.vote` first.
+Read `trainwarden.detectors.metrics.vote` first.
 """

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import Floats
-from detectors.metrics.hysteresis import EXPIRE_S
+from trainwarden.detectors.job.samples import Floats
+from trainwarden.detectors.metrics.hysteresis import EXPIRE_S
 
 Rows = npt.NDArray[np.int64]
 STRANGE: Final = 0.5  # of the whole vote, as `usual_most`; at 0.41 levels that wander are held and stay strange

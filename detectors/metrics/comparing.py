@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.job.samples import FamilySamples, name_of
-from detectors.metrics.bundle.lined_up import interval_s
-from detectors.metrics.bundle.metric_vote import Scores
-from detectors.metrics.bundle.peers import CachedComparison, PeerContext
-from detectors.metrics.entity_history import EntityHistory
-from detectors.metrics.models.rows import Floats
+from trainwarden.detectors.job.samples import FamilySamples, name_of
+from trainwarden.detectors.metrics.bundle.lined_up import interval_s
+from trainwarden.detectors.metrics.bundle.metric_vote import Scores
+from trainwarden.detectors.metrics.bundle.peers import CachedComparison, PeerContext
+from trainwarden.detectors.metrics.entity_history import EntityHistory
+from trainwarden.detectors.metrics.models.rows import Floats
 
 
 def scored_beside(one: FamilySamples, family: EntityHistory, joined: Floats, joined_s: Floats, fresh: int) -> Scores:

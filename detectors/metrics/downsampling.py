@@ -13,10 +13,10 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import FamilySamples
-from detectors.metrics.bundle.sampling_interval import FACTOR, SamplingInterval
-from detectors.metrics.models.rows import Floats
 from trainwarden.catalogue import lookup
+from trainwarden.detectors.job.samples import FamilySamples
+from trainwarden.detectors.metrics.bundle.sampling_interval import FACTOR, SamplingInterval
+from trainwarden.detectors.metrics.models.rows import Floats
 from trainwarden.errors import DetectorError
 
 Rows = npt.NDArray[np.int64]

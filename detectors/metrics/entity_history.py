@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.baseline_freeze import BaselineFreeze
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.bundle.scale import Scale
-from detectors.metrics.models.rows import Floats
+from trainwarden.detectors.metrics.baseline_freeze import BaselineFreeze
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.bundle.scale import Scale
+from trainwarden.detectors.metrics.models.rows import Floats
 
 Rows = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.last_seen import absent_after
-from detectors.job.samples import Entity, Floats
-from detectors.metrics.hysteresis import ABSENT, REFERENCE_S
+from trainwarden.detectors.job.last_seen import absent_after
+from trainwarden.detectors.job.samples import Entity, Floats
+from trainwarden.detectors.metrics.hysteresis import ABSENT, REFERENCE_S
 
 PARTS: Final = (
     "recent",

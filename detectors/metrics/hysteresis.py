@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import Floats
-from detectors.metrics.bundle.calibration import squeeze, unsqueeze
+from trainwarden.detectors.job.samples import Floats
+from trainwarden.detectors.metrics.bundle.calibration import squeeze, unsqueeze
 from trainwarden.settings import Config
 
 REFERENCE_S: Final = 60.0

@@ -9,16 +9,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.packed import pack, unpack
-from detectors.job.samples import FamilySamples, ScoredSamples
-from detectors.metrics.baseline_freeze import ARRAYS as HELD
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.metric_vote import MetricVote, Scores
-from detectors.metrics.comparing import scored_beside, why_apart
-from detectors.metrics.downsampling import PARTS as PACING_PARTS
-from detectors.metrics.downsampling import Downsampler, stretches, thinned
-from detectors.metrics.entity_history import EntityHistory, Shown
-from detectors.metrics.models.rows import Floats
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.samples import FamilySamples, ScoredSamples
+from trainwarden.detectors.metrics.baseline_freeze import ARRAYS as HELD
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote, Scores
+from trainwarden.detectors.metrics.comparing import scored_beside, why_apart
+from trainwarden.detectors.metrics.downsampling import PARTS as PACING_PARTS
+from trainwarden.detectors.metrics.downsampling import Downsampler, stretches, thinned
+from trainwarden.detectors.metrics.entity_history import EntityHistory, Shown
+from trainwarden.detectors.metrics.models.rows import Floats
 from trainwarden.errors import DetectorError
 
 Rows = npt.NDArray[np.int64]
@@ -52,8 +52,8 @@ class MetricScorer:
 
     Examples
     --------
-    >>> from detectors.metrics.bundle.members import VoteConfig
-    >>> from detectors.job.samples import Entity
+    >>> from trainwarden.detectors.metrics.bundle.members import VoteConfig
+    >>> from trainwarden.detectors.job.samples import Entity
     >>> random = np.random.default_rng(0)
     >>> normal = {"gpu": [(Entity("n", "GPU-0"), np.arange(400.0), random.normal(size=(400, 2)))]}
     >>> bundle = ModelBundle.fit(normal, {"gpu": ("power", "clock")}, VoteConfig(members={"kmeans": 1.0}), seed=0)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from detectors.job.samples import FamilySamples, ScoredSamples
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.scores import Idle, MetricScorer
-from detectors.metrics.vote import ENSEMBLE, ModelVoteConfig
+from trainwarden.detectors.job.samples import FamilySamples, ScoredSamples
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.scores import Idle, MetricScorer
+from trainwarden.detectors.metrics.vote import ENSEMBLE, ModelVoteConfig
 from trainwarden.errors import DetectorError
 from trainwarden.self_metrics import SelfMetrics
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
 from trainwarden.errors import DetectorError
 
 log = logging.getLogger("trainwarden.detection")

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.packed import pack, unpack
-from detectors.job.samples import Entity, name_of
-from detectors.job.window import Window
-from detectors.metrics.bundle.calibration import squeeze
-from detectors.metrics.still_stream import still_records
-from detectors.metrics.stillness import StillFamily
-from detectors.protocol import Role
 from trainwarden.catalogue import lookup
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.samples import Entity, name_of
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.metrics.bundle.calibration import squeeze
+from trainwarden.detectors.metrics.still_stream import still_records
+from trainwarden.detectors.metrics.stillness import StillFamily
+from trainwarden.detectors.protocol import Role
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
@@ -88,7 +88,7 @@ class StillMetrics:
         return Vote(opinion="normal")
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         families = {
             name: {"names": one.names, "entities": [[row, list(who)] for row, who in one.entities.items()]}
             for name, one in self._families.items()
@@ -99,7 +99,7 @@ class StillMetrics:
         return pack(_KIND, {"now_s": self._now_s, "families": families}, arrays)
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, arrays = unpack(_KIND, state)
         families: dict[str, StillFamily] = {}
         try:

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.last_seen import absent_after, interval_after
-from detectors.job.samples import Entity, FamilySamples, Floats
-from detectors.metrics.hysteresis import BURST_S, EXPIRE_S
+from trainwarden.detectors.job.last_seen import absent_after, interval_after
+from trainwarden.detectors.job.samples import Entity, FamilySamples, Floats
+from trainwarden.detectors.metrics.hysteresis import BURST_S, EXPIRE_S
 
 Flags = npt.NDArray[np.bool_]
 CALM: Final = 15  # samples back where it stood, after which a movement is over: as the models' votes close

@@ -1,6 +1,6 @@
 """What the votes of the trained models share: who is anomalous, since when, and what is said then.
 
-Which models vote is a table beside this (`detectors.metrics.votes`).
+Which models vote is a table beside this (`trainwarden.detectors.metrics.votes`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.packed import pack, unpack
-from detectors.job.samples import Entity, Floats, ScoredSamples
-from detectors.job.window import Window
-from detectors.metrics.bundle.members import ALL_MODELS
-from detectors.metrics.family_memory import PARTS, FamilyMemory, strange_now
-from detectors.metrics.hysteresis import ModelVoteConfig, rarity
-from detectors.metrics.scores import NO_MODELS
-from detectors.protocol import Role, abstain
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.samples import Entity, Floats, ScoredSamples
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.metrics.bundle.members import ALL_MODELS
+from trainwarden.detectors.metrics.family_memory import PARTS, FamilyMemory, strange_now
+from trainwarden.detectors.metrics.hysteresis import ModelVoteConfig, rarity
+from trainwarden.detectors.metrics.scores import NO_MODELS
+from trainwarden.detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 

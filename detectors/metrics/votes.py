@@ -3,7 +3,8 @@
 They differ in little: which model it is, what its silence means, what it weighs among the votes that need company, and
 how many samples it takes to open. Weights were chosen on SMD machines 1-2, 1-4, 1-6 and the odd ASD servers
 (see docs/metric_models.md): models that look at the level of metrics in nearly the same way have half a voice
-each; some did not earn one. They are what votes weigh until a gate has measured it (`trainer_offline.fit.weights`).
+each; some did not earn one. They are what votes weigh until a gate has measured it
+(`trainwarden.trainer_offline.fit.weights`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from detectors.metrics.hysteresis import ModelVoteConfig
-from detectors.metrics.vote import ModelVote
-from detectors.protocol import Role
+from trainwarden.detectors.metrics.hysteresis import ModelVoteConfig
+from trainwarden.detectors.metrics.vote import ModelVote
+from trainwarden.detectors.protocol import Role
 
 
 class DtwVoteConfig(ModelVoteConfig, frozen=True, kw_only=True):
@@ -33,7 +34,7 @@ def _vote(
 
     Examples
     --------
-    >>> from detectors.job.state import JobState
+    >>> from trainwarden.detectors.job.state import JobState
     >>> window = JobState("job").window(now_s=0.0)
     >>> vote = LofVote(LofVote.Config()); vote.update(window); vote.score(window).reason
     'no model is loaded: run trainwarden train'

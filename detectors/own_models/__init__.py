@@ -1,4 +1,4 @@
 """Models learned from a job's own healthy start, used until trained ones exist.
 
-Read `detectors.own_models.own_models` first.
+Read `trainwarden.detectors.own_models.own_models` first.
 """

@@ -17,19 +17,19 @@ from typing import Final
 
 import numpy as np
 
-from detectors.job.packed import pack, unpack
-from detectors.job.samples import Entity, FamilySamples, Floats
-from detectors.metrics.bundle.bundle import ModelBundle, versions_of
-from detectors.metrics.bundle.members import View, VoteConfig
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.bundle.preparation import PreparationConfig
-from detectors.metrics.models.dtw import DtwConfig
-from detectors.metrics.models.forecast import ForecastConfig
-from detectors.metrics.models.kmeans import KMeansConfig
-from detectors.metrics.models.lof import LofConfig
-from detectors.metrics.models.nearest import NearestConfig
-from detectors.metrics.models.neighbor_profile import NeighborProfileConfig
-from detectors.metrics.vote import ENSEMBLE
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.samples import Entity, FamilySamples, Floats
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle, versions_of
+from trainwarden.detectors.metrics.bundle.members import View, VoteConfig
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.bundle.preparation import PreparationConfig
+from trainwarden.detectors.metrics.models.dtw import DtwConfig
+from trainwarden.detectors.metrics.models.forecast import ForecastConfig
+from trainwarden.detectors.metrics.models.kmeans import KMeansConfig
+from trainwarden.detectors.metrics.models.lof import LofConfig
+from trainwarden.detectors.metrics.models.nearest import NearestConfig
+from trainwarden.detectors.metrics.models.neighbor_profile import NeighborProfileConfig
+from trainwarden.detectors.metrics.vote import ENSEMBLE
 from trainwarden.errors import DetectorError
 
 Learn = Callable[[Sequence[FamilySamples]], "Future[ModelBundle]"]
@@ -53,7 +53,7 @@ CONFIG: Final = VoteConfig(
 )  # fmt: skip
 _KIND: Final = "own_models"
 # Imports, too, are for a core's spare time.
-_CHILD: Final = f"import os; os.nice({NICE}); from detectors.own_models import learner; learner.main()"
+_CHILD: Final = f"import os; os.nice({NICE}); from trainwarden.detectors.own_models import learner; learner.main()"
 _ALONE: Final[Mapping[str, str]] = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

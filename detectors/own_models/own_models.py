@@ -11,12 +11,12 @@ from typing import Final
 
 import numpy as np
 
-from detectors.job.board import MetricBuffer
-from detectors.job.family import Rows
-from detectors.job.samples import FamilySamples
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.downsampling import is_counter
-from detectors.own_models.learner import Learn, from_bytes, to_bytes
+from trainwarden.detectors.job.board import MetricBuffer
+from trainwarden.detectors.job.family import Rows
+from trainwarden.detectors.job.samples import FamilySamples
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.downsampling import is_counter
+from trainwarden.detectors.own_models.learner import Learn, from_bytes, to_bytes
 from trainwarden.errors import DetectorError
 
 log = logging.getLogger("trainwarden.detection")
@@ -112,7 +112,7 @@ def shown(one: FamilySamples) -> FamilySamples | None:
     """What of a family is learnt from: as many samples of as many entities as can be scored; None where too few are.
 
     Where too many come, every second to fifth is, of as many more entities. Models know the interval that they have
-    learnt, so that scoring them leaves out as much (`detectors.metrics.downsampling`).
+    learnt, so that scoring them leaves out as much (`trainwarden.detectors.metrics.downsampling`).
     """
     # Rows are spread over the whole family.
     every_s = float(np.median(np.diff(one.times_s, axis=1)))

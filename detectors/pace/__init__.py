@@ -1,4 +1,4 @@
 """Iteration times: change points, thresholds on running steps, and hangs.
 
-Read `detectors.pace.change_point` first.
+Read `trainwarden.detectors.pace.change_point` first.
 """

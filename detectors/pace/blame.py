@@ -1,8 +1,8 @@
 """Whose own time has grown, where it is known that the whole job has become slow.
 
 That somebody is the cause is likely then, so less evidence does than where ranks are compared without such a sign
-(`detectors.peers`): sharded training makes ranks wait within what is measured as computing, and one that is half as
-slow again stands out less from step to step than its median does.
+(`trainwarden.detectors.peers`): sharded training makes ranks wait within what is measured as computing, and one that is
+half as slow again stands out less from step to step than its median does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from detectors.job.common_mode import median_of_others, quiet_median
-from detectors.pace.row_memory import Growth
+from trainwarden.detectors.job.common_mode import median_of_others, quiet_median
+from trainwarden.detectors.pace.row_memory import Growth
 
 BLAMED: Final = 0.5  # of the job's growth (in logarithms) must be the rank's alone for it to be the cause
 SHARED: Final = 0.5  # all have grown if the median rank has by this share

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from detectors.pace.shifts.level_shifts import ShiftConfig
-from detectors.pace.shifts.shift import Mechanism
+from trainwarden.detectors.pace.shifts.level_shifts import ShiftConfig
+from trainwarden.detectors.pace.shifts.shift import Mechanism
 from trainwarden.settings import Config
 
 MAX_PLANNED = 10_000

@@ -1,11 +1,11 @@
 """Vote: the job, or one rank relative to the others, has changed its pace and stayed there.
 
-Bayesian online change points on log time with verification (`detectors.pace.shifts.level_shifts`), on two kinds of
-series: the job's median step time without pauses, and every rank's compute time with the common mode of the ranks taken
-out. Where no compute times are known (recordings), a rank's own duration takes their place.
+Bayesian online change points on log time with verification (`trainwarden.detectors.pace.shifts.level_shifts`), on two
+kinds of series: the job's median step time without pauses, and every rank's compute time with the common mode of the
+ranks taken out. Where no compute times are known (recordings), a rank's own duration takes their place.
 
-The file to read first in this room; `detectors.pace.shifts` is how a change is found, `detectors.pace.hang` where a
-hang is declared.
+The file to read first in this room; `trainwarden.detectors.pace.shifts` is how a change is found,
+`trainwarden.detectors.pace.hang` where a hang is declared.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import median_of_others, quiet_median
-from detectors.job.packed import pack, unpack
-from detectors.job.window import Window, job_duration_s
-from detectors.pace.blame import BLAMED, LIKELY_STEPS, likely, shared
-from detectors.pace.change_config import ChangePointConfig
-from detectors.pace.contention import LOST, Contention, HostContention
-from detectors.pace.planned_pace import PlannedPace
-from detectors.pace.row_memory import BESIDE, OWN, RowMemory
-from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
-from detectors.pace.shifts.shift import Mechanism, Shift
-from detectors.peers.slow_ranks import own_s, slow_vote, step_of
-from detectors.protocol import Role, abstain
+from trainwarden.detectors.job.common_mode import median_of_others, quiet_median
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.pace.blame import BLAMED, LIKELY_STEPS, likely, shared
+from trainwarden.detectors.pace.change_config import ChangePointConfig
+from trainwarden.detectors.pace.contention import LOST, Contention, HostContention
+from trainwarden.detectors.pace.planned_pace import PlannedPace
+from trainwarden.detectors.pace.row_memory import BESIDE, OWN, RowMemory
+from trainwarden.detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
+from trainwarden.detectors.pace.shifts.shift import Mechanism, Shift
+from trainwarden.detectors.peers.slow_ranks import own_s, slow_vote, step_of
+from trainwarden.detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
 
@@ -139,7 +139,7 @@ class ChangePoint:
         return self._slow_job(window, ratio, shared=shared(growth, ratio))
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain = {
             "next_seq": self._next_seq, "seen_rows": self._seen_rows, "nodes": self._nodes,
             "planned": self._planned, "left_out": self._left_out(), "hosts": self._host.nodes,
@@ -152,7 +152,7 @@ class ChangePoint:
         return pack("change_point", plain, arrays | {"rejected": self._rejected, "shares": self._shares})
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, arrays = unpack("change_point", state)
         if plain["left_out"] != self._left_out():
             raise DetectorError("this state of change_point is of one that leaves out other mechanisms")

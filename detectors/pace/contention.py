@@ -1,6 +1,6 @@
 """Does the host explain that a job is slow? How long its ranks could not run because others had the CPU.
 
-By the rule of `detectors.peers.cpu_wait`.
+By the rule of `trainwarden.detectors.peers.cpu_wait`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.window import Window
-from detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, QUEUED, STOLEN, most_explaining, said
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, QUEUED, STOLEN, most_explaining, said
 from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord, Suspect
 

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.beats import EXIT, KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
-from detectors.job.window import Window
-from detectors.pace.stall_culprits import stall_culprits
+from trainwarden.detectors.job.beats import EXIT, KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.pace.stall_culprits import stall_culprits
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 

@@ -1,7 +1,7 @@
 """Vote: this step takes too long, judged while it is still running.
 
 1.1 times the running average is suspicious, 3 times is a hang (He et al., Unicron, 2024, section 4.1). Whether a
-standstill is a hang is judged in `detectors.pace.hang`.
+standstill is a hang is judged in `trainwarden.detectors.pace.hang`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from detectors.job.packed import pack, unpack
-from detectors.job.window import Window, job_duration_s
-from detectors.pace.hang import HangConfig, HangWatch, hang_vote
-from detectors.pace.steal_time import StealTime
-from detectors.protocol import Role, abstain
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.pace.hang import HangConfig, HangWatch, hang_vote
+from trainwarden.detectors.pace.steal_time import StealTime
+from trainwarden.detectors.protocol import Role, abstain
 from trainwarden.records import Vote
 
 
@@ -93,7 +93,7 @@ class IterationThreshold:
         )
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain: dict[str, Any] = {
             "next_seq": self._next_seq, "average_s": self._average_s if self._steps else None,
             "slowest_s": self._slowest_s, "steps": self._steps, "recent": self._recent,
@@ -102,7 +102,7 @@ class IterationThreshold:
         return pack("iteration_threshold", plain)
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`; a standstill is seen afresh in the next window."""
+        """See `trainwarden.detectors.protocol.Detector`; a standstill is seen afresh in the next window."""
         plain, _ = unpack("iteration_threshold", state)
         self._next_seq, self._steps = plain["next_seq"], plain["steps"]
         self._average_s = float("nan") if plain["average_s"] is None else plain["average_s"]

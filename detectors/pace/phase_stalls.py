@@ -2,7 +2,7 @@
 
 A phase is compared with its own history and with what the other ranks do. The vote comes while the stall lasts; once it
 is over, the event of the pause gives its whole length. How long such a standstill may last before the ranks are taken
-for hung is judged in `detectors.pace.hang`, later than here.
+for hung is judged in `trainwarden.detectors.pace.hang`, later than here.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.beats import KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
-from detectors.job.common_mode import quiet_median
-from detectors.job.packed import pack, unpack
-from detectors.job.window import Window, job_duration_s
-from detectors.pace.phase_stream import stall_records
-from detectors.pace.steal_time import StealTime
-from detectors.protocol import Role, abstain
+from trainwarden.detectors.job.beats import KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.pace.phase_stream import stall_records
+from trainwarden.detectors.pace.steal_time import StealTime
+from trainwarden.detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentKind, Suspect, Vote
 from trainwarden.settings import Config
@@ -132,7 +132,7 @@ class PhaseStalls:
         return self._vote
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain: dict[str, Any] = {
             "past_s": self._past_s, "stalled": self._stalled, "has_beats": self._has_beats,
             "pause": None if self._pause is None else asdict(self._pause),
@@ -141,7 +141,7 @@ class PhaseStalls:
         return pack(_KIND, plain)
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, _ = unpack(_KIND, state)
         try:
             self._past_s = msgspec.convert(plain["past_s"], dict[str, list[float]])

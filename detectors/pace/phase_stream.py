@@ -1,4 +1,4 @@
-"""Records of a job whose ranks load data, by which the contract's checks ask `detectors.pace.phase_stalls`."""
+"""Records of a job whose ranks load data: the contract's checks of `trainwarden.detectors.pace.phase_stalls`."""
 
 from __future__ import annotations
 

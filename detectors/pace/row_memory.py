@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import median_of_others, noise, quiet_median
+from trainwarden.detectors.job.common_mode import median_of_others, noise, quiet_median
 
 Floats = npt.NDArray[np.float64]
 ROWS: Final = 1024  # rows whose step and time are remembered, so that the onset of a drift long ago can be named

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.collectives.count_watch import blame, heard
-from detectors.job.window import Window
+from trainwarden.detectors.collectives.count_watch import blame, heard
+from trainwarden.detectors.job.window import Window
 
 Flags = npt.NDArray[np.bool_]
 _MOST: Final = 0.5  # of the ranks: if more have begun equally few calls, that tells nobody

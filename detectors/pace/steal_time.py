@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.job.window import Window
-from detectors.peers.cpu_wait import STOLEN
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.peers.cpu_wait import STOLEN
 
 LAST_S: Final = 5.0  # ticks of so long, by the service's clock: one comes each second, later where processors are taken
 MOST: Final = 0.95  # a machine that gets nothing at all would be waited for without end

@@ -1,4 +1,4 @@
 """Compares ranks with others of their role: which computes longer.
 
-Read `detectors.peers.peer_deviation` first.
+Read `trainwarden.detectors.peers.peer_deviation` first.
 """

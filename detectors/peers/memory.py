@@ -7,8 +7,8 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import median_of_others, quiet_median
-from detectors.peers.roles import Codes, median_of_peers
+from trainwarden.detectors.job.common_mode import median_of_others, quiet_median
+from trainwarden.detectors.peers.roles import Codes, median_of_peers
 
 Floats = npt.NDArray[np.float64]
 Lane = Literal["own", "relative", "apart"]

@@ -12,14 +12,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import median_of_others, quiet_median
-from detectors.job.packed import pack, unpack
-from detectors.job.window import Window
-from detectors.peers.episodes import Episode, Evidence, calm_rows, spell_ratio, trimmed_mean
-from detectors.peers.memory import HELD_BACK, LEARN, LEAST_PEERS, PeerMemory, PeerStep
-from detectors.peers.roles import Codes
-from detectors.peers.rules import Finding, PeerDeviationConfig, against_peers, against_self, apart_of_two
-from detectors.protocol import Role, abstain
+from trainwarden.detectors.job.common_mode import median_of_others, quiet_median
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.peers.episodes import Episode, Evidence, calm_rows, spell_ratio, trimmed_mean
+from trainwarden.detectors.peers.memory import HELD_BACK, LEARN, LEAST_PEERS, PeerMemory, PeerStep
+from trainwarden.detectors.peers.roles import Codes
+from trainwarden.detectors.peers.rules import Finding, PeerDeviationConfig, against_peers, against_self, apart_of_two
+from trainwarden.detectors.protocol import Role, abstain
 from trainwarden.records import Suspect, Vote
 
 Floats = npt.NDArray[np.float64]
@@ -129,7 +129,7 @@ class PeerDeviation:
         )
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain = {
             "next_seq": self._next_seq, "nodes": self._nodes, "roles": self._roles,
             "kind": self._kind, "other_kind": self._other_kind,
@@ -139,7 +139,7 @@ class PeerDeviation:
         return pack("peer_deviation", plain, self._memory.arrays() | {"slow": self._slow})
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, arrays = unpack("peer_deviation", state)
         self._memory.load(arrays)
         self._next_seq, self._slow = plain["next_seq"], arrays["slow"]

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import Floats
+from trainwarden.detectors.job.common_mode import Floats
 
 Codes = npt.NDArray[np.intp]
 

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import median_of_others, noise, quiet_median
-from detectors.peers.episodes import Basis, onset_rows
-from detectors.peers.memory import ANCHOR, HELD_BACK, LEARN, LEAST_PEERS, PeerMemory
-from detectors.peers.roles import Codes, median_of_peers
+from trainwarden.detectors.job.common_mode import median_of_others, noise, quiet_median
+from trainwarden.detectors.peers.episodes import Basis, onset_rows
+from trainwarden.detectors.peers.memory import ANCHOR, HELD_BACK, LEARN, LEAST_PEERS, PeerMemory
+from trainwarden.detectors.peers.roles import Codes, median_of_peers
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.window import Window
+from trainwarden.detectors.job.window import Window
 from trainwarden.records import Suspect, Vote
 
 

@@ -1,4 +1,4 @@
 """Judges a recorded folder by the path that judges live jobs.
 
-Read `detectors.recorded.replay` first.
+Read `trainwarden.detectors.recorded.replay` first.
 """

@@ -10,15 +10,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from detectors.collectives import ras as nccl_ras
-from detectors.collectives.findings import to_event
-from detectors.collectives.flight_recorder import analyse
-from detectors.logs.ends.last_messages import last_word_events
-from detectors.recorded.exporter_facts import exporter_events
-from detectors.recorded.hangs import hang_events
-from detectors.recorded.lost_nodes import lost_node_events
-from detectors.recorded.stream import Fact
-from detectors.recorded.xids import xid_events
+from trainwarden.detectors.collectives import ras as nccl_ras
+from trainwarden.detectors.collectives.findings import to_event
+from trainwarden.detectors.collectives.flight_recorder import analyse
+from trainwarden.detectors.logs.ends.last_messages import last_word_events
+from trainwarden.detectors.recorded.exporter_facts import exporter_events
+from trainwarden.detectors.recorded.hangs import hang_events
+from trainwarden.detectors.recorded.lost_nodes import lost_node_events
+from trainwarden.detectors.recorded.stream import Fact
+from trainwarden.detectors.recorded.xids import xid_events
 from trainwarden.errors import DataError
 from trainwarden.recorded.job import RecordedJob
 from trainwarden.records import EventRecord, HeartbeatRecord

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeVar
 
-from detectors.logs.log_window import LogWindow
-from detectors.pace.change_point import ChangePoint
-from detectors.peers.peer_deviation import PeerDeviation
-from detectors.recorded.replay import ReplayResult
-from detectors.transfers.collective_waits import CollectiveWaits
+from trainwarden.detectors.logs.log_window import LogWindow
+from trainwarden.detectors.pace.change_point import ChangePoint
+from trainwarden.detectors.peers.peer_deviation import PeerDeviation
+from trainwarden.detectors.recorded.replay import ReplayResult
+from trainwarden.detectors.transfers.collective_waits import CollectiveWaits
 from trainwarden.json_objects import incident_object
 from trainwarden.recorded.job import RecordedJob
 

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.configured_detectors import chosen
-from detectors.job.samples import Entity, FamilySamples
-from detectors.recorded.findings import job_object
-from detectors.recorded.replay import replay
+from trainwarden.detectors.configured_detectors import chosen
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.recorded.findings import job_object
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.prometheus.facts import facts_of, silent_nodes
 from trainwarden.prometheus.fleet import FamilyRange
 from trainwarden.prometheus.reading import Fleet
@@ -43,7 +43,7 @@ class FleetJob:
 
 
 class FleetSamples:
-    """Hands out the samples of a fleet up to a time, each once (`detectors.recorded.replay.Samples`)."""
+    """Hands out the samples of a fleet up to a time, each once (`trainwarden.detectors.recorded.replay.Samples`)."""
 
     def __init__(self, families: Sequence[FamilyRange]) -> None:
         self._families = families

@@ -12,11 +12,11 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.board import HISTORY
-from detectors.job.family import family_of_row, role_of
-from detectors.job.samples import Entity, FamilySamples
-from detectors.peers.roles import roles
 from trainwarden.catalogue import lookup
+from trainwarden.detectors.job.board import HISTORY
+from trainwarden.detectors.job.family import family_of_row, role_of
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.peers.roles import roles
 from trainwarden.recorded.job import MetricTable, RecordedJob
 
 Floats = npt.NDArray[np.float64]

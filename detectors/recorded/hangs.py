@@ -13,8 +13,8 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from detectors.collectives.findings import CollectiveFinding, listed, to_event
-from detectors.recorded.witnesses import TIMES, Steps, ended
+from trainwarden.detectors.collectives.findings import CollectiveFinding, listed, to_event
+from trainwarden.detectors.recorded.witnesses import TIMES, Steps, ended
 from trainwarden.recorded.job import Floats, RecordedJob
 from trainwarden.records import EventRecord
 

@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import Entity
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.family_memory import FamilyMemory
-from detectors.metrics.hysteresis import EXPIRE_S, ModelVoteConfig
-from detectors.recorded.grids import MetricGrid, metric_grids
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.family_memory import FamilyMemory
+from trainwarden.detectors.metrics.hysteresis import EXPIRE_S, ModelVoteConfig
+from trainwarden.detectors.recorded.grids import MetricGrid, metric_grids
 from trainwarden.errors import DataError, DetectorError
 from trainwarden.recorded.job import RecordedJob
 

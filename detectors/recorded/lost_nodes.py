@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from detectors.recorded.witnesses import TIMES, Steps, ended, heard_after, left_alone
+from trainwarden.detectors.recorded.witnesses import TIMES, Steps, ended, heard_after, left_alone
 from trainwarden.prometheus.events import SILENT_S
 from trainwarden.recorded.job import Floats, MetricTable, RecordedJob
 from trainwarden.records import EventRecord

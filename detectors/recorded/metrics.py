@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import FamilySamples, ScoredSamples
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.calibration import squeeze, unsqueeze
-from detectors.metrics.bundle.members import VoteConfig, by_name
-from detectors.metrics.scores import MetricScorer
-from detectors.metrics.votes import MetricMeanVote
-from detectors.recorded.grids import MetricGrid, metric_grids, roles_by_rank
-from detectors.recorded.learning import LearningOn, fit_bundle
+from trainwarden.detectors.job.samples import FamilySamples, ScoredSamples
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.calibration import squeeze, unsqueeze
+from trainwarden.detectors.metrics.bundle.members import VoteConfig, by_name
+from trainwarden.detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.metrics.votes import MetricMeanVote
+from trainwarden.detectors.recorded.grids import MetricGrid, metric_grids, roles_by_rank
+from trainwarden.detectors.recorded.learning import LearningOn, fit_bundle
 from trainwarden.errors import DataError
 from trainwarden.recorded.job import MetricTable, RecordedJob
 

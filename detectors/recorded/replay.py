@@ -9,17 +9,17 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from detectors.configured_detectors import ConfiguredDetector, chosen, rule
-from detectors.job.samples import FamilySamples, Floats, ScoredSamples
-from detectors.job.window import Window
-from detectors.job_monitor import JobMonitor
-from detectors.metrics.scores import MetricScorer
-from detectors.metrics.vote import ModelVote
-from detectors.pace.change_config import ChangePointConfig
-from detectors.protocol import Detector, Role
-from detectors.recorded.grids import RecordedSamples
-from detectors.recorded.metrics import MetricScores, ScoredGrid
-from detectors.recorded.stream import Fact, ReplayStream
+from trainwarden.detectors.configured_detectors import ConfiguredDetector, chosen, rule
+from trainwarden.detectors.job.samples import FamilySamples, Floats, ScoredSamples
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.job_monitor import JobMonitor
+from trainwarden.detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.metrics.vote import ModelVote
+from trainwarden.detectors.pace.change_config import ChangePointConfig
+from trainwarden.detectors.protocol import Detector, Role
+from trainwarden.detectors.recorded.grids import RecordedSamples
+from trainwarden.detectors.recorded.metrics import MetricScores, ScoredGrid
+from trainwarden.detectors.recorded.stream import Fact, ReplayStream
 from trainwarden.recorded.job import RecordedJob
 from trainwarden.records import IncidentRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
@@ -56,7 +56,7 @@ class ReplayResult:
 
 
 class Samples(Protocol):
-    """Stands where a live job has its board of metrics: see `detectors.recorded.grids.RecordedSamples`."""
+    """Stands where a live job has its board of metrics: see `trainwarden.detectors.recorded.grids.RecordedSamples`."""
 
     times_s: Floats
     until_s: float
@@ -141,7 +141,7 @@ def replay(
     facts : sequence of Record
         Events and heartbeats kept beside the recording.
     scores : MetricScores, optional
-        From `detectors.recorded.metrics.score_recorded`; without them the metric models abstain.
+        From `trainwarden.detectors.recorded.metrics.score_recorded`; without them the metric models abstain.
     samples : Samples, optional
         Metrics that come from elsewhere than the job's own table.
     normal_until_s : float, optional

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.logs.ends.line_times import line_times
-from detectors.pace.contention import LOST
-from detectors.peers.cpu_wait import ON_CPU, USED
-from detectors.peers.roles import roles
-from detectors.recorded.calls import CallRecords, lives_of
+from trainwarden.detectors.logs.ends.line_times import line_times
+from trainwarden.detectors.pace.contention import LOST
+from trainwarden.detectors.peers.cpu_wait import ON_CPU, USED
+from trainwarden.detectors.peers.roles import roles
+from trainwarden.detectors.recorded.calls import CallRecords, lives_of
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, RecordedJob
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, MetricsRecord, Record
 

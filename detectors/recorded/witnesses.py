@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from detectors.facts.failures import STOP_SIGNALS
-from detectors.logs.rules import shipped_rules
+from trainwarden.detectors.facts.failures import STOP_SIGNALS
+from trainwarden.detectors.logs.rules import shipped_rules
 from trainwarden.recorded.job import Floats, RecordedJob
 from trainwarden.records import EventRecord
 

@@ -1,4 +1,4 @@
 """Contract checks for detectors, as plain functions that a plug-in's own test calls.
 
-Read `detectors.testing.checks` first.
+Read `trainwarden.detectors.testing.checks` first.
 """

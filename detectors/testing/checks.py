@@ -2,14 +2,14 @@
 
 A third party's test is three lines::
 
-    from detectors.testing.checks import check_detector
+    from trainwarden.detectors.testing.checks import check_detector
 
     def test_contract() -> None:
         check_detector(MyDetector)
 
-A detector that sees nothing in the job of `detectors.testing.streams` brings its own records: a static method
-``contract_stream(sick: bool)`` gives pairs of (time sent, record) of job ``job``, in which it must find something if
-`sick`, and nothing otherwise.
+A detector that sees nothing in the job of `trainwarden.detectors.testing.streams` brings its own records: a static
+method ``contract_stream(sick: bool)`` gives pairs of (time sent, record) of job ``job``, in which it must find
+something if `sick`, and nothing otherwise.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from detectors.job.packed import pack
-from detectors.job.state import JobState
-from detectors.job.window import Window
-from detectors.protocol import Detector, Role
-from detectors.testing.streams import START_S, Sent, job_records
-from detectors.testing.windows import small_models, windows_of
+from trainwarden.detectors.job.packed import pack
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.protocol import Detector, Role
+from trainwarden.detectors.testing.streams import START_S, Sent, job_records
+from trainwarden.detectors.testing.windows import small_models, windows_of
 from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
 from trainwarden.settings import Config
@@ -79,7 +79,7 @@ def check_detector(plugin: type[Any], config: Config | None = None) -> None:
 
     Examples
     --------
-    >>> from detectors.facts.hard_event import HardEvent
+    >>> from trainwarden.detectors.facts.hard_event import HardEvent
     >>> it_says_what_and_why(Case(HardEvent))  # one question; ours have their pages in docs/
     """
     check_page(plugin)
@@ -96,7 +96,9 @@ def it_is_a_plugin(case: Case) -> None:
 def it_says_what_its_votes_may_do(case: Case) -> None:
     """A role, and no vote that claims more."""
     role = getattr(case.plugin, "role", None)
-    assert isinstance(role, Role), f"{case.plugin.__name__}.role must be a detectors.protocol.Role, not {role!r}"
+    assert isinstance(role, Role), (
+        f"{case.plugin.__name__}.role must be a trainwarden.detectors.protocol.Role, not {role!r}"
+    )
     for vote in _votes(case, case.eventful):
         for claim in ("hard", "verified"):
             allowed = not getattr(vote, claim) or {claim, "any"} & set(role.opens)

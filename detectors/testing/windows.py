@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from detectors.job.samples import Entity
-from detectors.job.state import JobState
-from detectors.job.window import Window
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.scores import MetricScorer
-from detectors.testing.streams import JOB, METRICS, Sent, metric_values
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.testing.streams import JOB, METRICS, Sent, metric_values
 from trainwarden.settings import parse
 
 EVERY_S: Final = 0.5
@@ -56,7 +56,7 @@ def _kept(window: Window, scorer: MetricScorer) -> Window:
 
 @cache
 def small_models() -> ModelBundle:
-    """Models of the four devices of `detectors.testing.streams.metrics`, trained in a moment."""
+    """Models of the four devices of `trainwarden.detectors.testing.streams.metrics`, trained in a moment."""
     times_s = np.arange(400.0) / 2  # two samples a second
     normal = [(Entity("node0", f"GPU-{one}", one), times_s, metric_values(one, 400)) for one in range(4)]
     config = parse(VoteConfig, {"neighbor_profile": {"bags": 20, "bag_size": 16}, "dtw_samples": 20}, "models")

@@ -1,4 +1,4 @@
 """Compares collective calls across ranks: which rank is waited for, which links are slow.
 
-Read `detectors.transfers.collective_waits` first.
+Read `trainwarden.detectors.transfers.collective_waits` first.
 """

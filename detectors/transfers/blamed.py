@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.calls.counts import Counts
-from detectors.job.window import Window
+from trainwarden.detectors.calls.counts import Counts
+from trainwarden.detectors.job.window import Window
 from trainwarden.records import Suspect
 
 MAX_SUSPECTS: Final = 16

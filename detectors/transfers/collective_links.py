@@ -12,15 +12,15 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
-from detectors.calls.counts import Counts
-from detectors.calls.functions import NAMES, SEND, bus_factor
-from detectors.calls.joined import JoinedStep
-from detectors.job.packed import pack, unpack
-from detectors.job.window import Window
-from detectors.protocol import Role, abstain
-from detectors.transfers.blamed import SlowLink, named, shared_nodes, suspects
-from detectors.transfers.contract_stream import slow_link_records
-from detectors.transfers.link_memory import LEARN, LEAST_STEPS, SPANS, LinkMemory
+from trainwarden.detectors.calls.counts import Counts
+from trainwarden.detectors.calls.functions import NAMES, SEND, bus_factor
+from trainwarden.detectors.calls.joined import JoinedStep
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.protocol import Role, abstain
+from trainwarden.detectors.transfers.blamed import SlowLink, named, shared_nodes, suspects
+from trainwarden.detectors.transfers.contract_stream import slow_link_records
+from trainwarden.detectors.transfers.link_memory import LEARN, LEAST_STEPS, SPANS, LinkMemory
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
@@ -101,7 +101,7 @@ class CollectiveLinks:
         return self._vote(links, suspects(links, window), "slow_link", verified=sure)
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain: dict[str, Any] = {
             "since": list(self._since.items()), "alike": sorted(self._alike), "generation": self._generation,
             "step": self._step,
@@ -109,7 +109,7 @@ class CollectiveLinks:
         return pack(_KIND, plain, self._memory.arrays())
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, arrays = unpack(_KIND, state)
         try:
             self._memory.load(arrays)

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
-from detectors.calls.joined import JoinedStep
-from detectors.job.common_mode import quiet_median
-from detectors.job.packed import pack, unpack
-from detectors.job.window import Window, job_duration_s
-from detectors.protocol import Role, abstain
-from detectors.transfers.contract_stream import late_rank_records
-from detectors.transfers.lateness import Lateness
-from detectors.transfers.peer_groups import likes
+from trainwarden.detectors.calls.joined import JoinedStep
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.protocol import Role, abstain
+from trainwarden.detectors.transfers.contract_stream import late_rank_records
+from trainwarden.detectors.transfers.lateness import Lateness
+from trainwarden.detectors.transfers.peer_groups import likes
 from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
@@ -124,7 +124,7 @@ class CollectiveWaits:
         )  # fmt: skip
 
     def state(self) -> bytes:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain: dict[str, Any] = {
             "nodes": self._nodes, "open": [(column, asdict(spell)) for column, spell in self._open.items()],
             "spells": [asdict(spell) for spell in self.spells if spell.to_step is not None],
@@ -132,7 +132,7 @@ class CollectiveWaits:
         return pack(_KIND, plain, self._memory.arrays())
 
     def restore(self, state: bytes) -> None:
-        """See `detectors.protocol.Detector`."""
+        """See `trainwarden.detectors.protocol.Detector`."""
         plain, arrays = unpack(_KIND, state)
         try:
             self._memory.load(arrays)

@@ -7,10 +7,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.calls.joined import JoinedStep
-from detectors.job.common_mode import noise, quiet_median
-from detectors.peers.roles import median_of_peers
-from detectors.transfers.peer_groups import PeerGroups
+from trainwarden.detectors.calls.joined import JoinedStep
+from trainwarden.detectors.job.common_mode import noise, quiet_median
+from trainwarden.detectors.peers.roles import median_of_peers
+from trainwarden.detectors.transfers.peer_groups import PeerGroups
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

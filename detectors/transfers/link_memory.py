@@ -7,10 +7,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.calls.counts import Counts
-from detectors.calls.links import Links
-from detectors.job.common_mode import noise, quiet_median
-from detectors.peers.roles import Codes, median_of_peers
+from trainwarden.detectors.calls.counts import Counts
+from trainwarden.detectors.calls.links import Links
+from trainwarden.detectors.job.common_mode import noise, quiet_median
+from trainwarden.detectors.peers.roles import Codes, median_of_peers
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.calls.counts import Counts
-from detectors.calls.joined import JoinedStep
-from detectors.job.window import Window
-from detectors.peers.roles import Codes
+from trainwarden.detectors.calls.counts import Counts
+from trainwarden.detectors.calls.joined import JoinedStep
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.peers.roles import Codes
 
 Ints = npt.NDArray[np.int64]
 COMPARED: Final = 2  # ranks of a stage without whom there is nobody to compare one with

@@ -1,4 +1,4 @@
 """From votes to a verdict, and from verdicts to one incident per problem.
 
-Read `detectors.verdict.ensemble` first.
+Read `trainwarden.detectors.verdict.ensemble` first.
 """

@@ -7,11 +7,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from detectors.job.window import Window
-from detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, QUEUED, most_explaining, said
-from detectors.verdict.ensemble import family_of
-from detectors.verdict.evidence import slowness
-from detectors.verdict.stacks import with_stacks
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, QUEUED, most_explaining, said
+from trainwarden.detectors.verdict.ensemble import family_of
+from trainwarden.detectors.verdict.evidence import slowness
+from trainwarden.detectors.verdict.stacks import with_stacks
 from trainwarden.records import IncidentRecord
 
 _HANGS: Final = frozenset({"hang", "collective_mismatch", "data_stall", "checkpoint"})

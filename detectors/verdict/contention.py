@@ -14,10 +14,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import quiet_median
-from detectors.job.window import Window, job_duration_s
-from detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, ON_CPU, QUEUED, STOLEN, USED, most_explaining, said
-from detectors.peers.episodes import onset_rows
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.peers.cpu_wait import (
+    LEAST_TICKS,
+    LEVEL_S,
+    ON_CPU,
+    QUEUED,
+    STOLEN,
+    USED,
+    most_explaining,
+    said,
+)
+from trainwarden.detectors.peers.episodes import onset_rows
 from trainwarden.records import IncidentRecord, Suspect, Vote
 
 Floats = npt.NDArray[np.float64]

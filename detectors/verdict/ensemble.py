@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from detectors.job.common_mode import quiet_median
-from detectors.job.window import Window, job_duration_s
-from detectors.protocol import PROVISIONAL_SHARE, PROVISIONAL_TOGETHER, Role
-from detectors.verdict.rule import EnsembleConfig
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.protocol import PROVISIONAL_SHARE, PROVISIONAL_TOGETHER, Role
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentKind, Severity, Suspect, VerdictRecord, Vote
 
 # Kinds that say what fails, the most specific first; slowness without a culprit is the least specific.
@@ -93,7 +93,7 @@ class Ensemble:
 
     Examples
     --------
-    >>> from detectors.job.state import JobState
+    >>> from trainwarden.detectors.job.state import JobState
     >>> window = JobState("j").window(now_s=1.0)
     >>> crash = Vote(opinion="anomalous", score=1.0, kind="crash", hard=True)
     >>> facts = Ensemble(EnsembleConfig(), {"facts": Role(reads="events", opens=("hard",))})

@@ -8,9 +8,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from detectors.job.common_mode import quiet_median
-from detectors.job.window import Window, job_duration_s
-from detectors.verdict.transfers import transfers
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.window import Window, job_duration_s
+from trainwarden.detectors.verdict.transfers import transfers
 
 RECENT: Final = 10  # steps that a level is taken over
 

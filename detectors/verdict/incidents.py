@@ -14,11 +14,20 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from detectors.job.window import Window
-from detectors.verdict.causes import evidenced
-from detectors.verdict.ensemble import Candidate, family_of, versions_used
-from detectors.verdict.revisions import began_together, better, covers, echoes, explains, moved, overlap, same
-from detectors.verdict.rule import EnsembleConfig
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.verdict.causes import evidenced
+from trainwarden.detectors.verdict.ensemble import Candidate, family_of, versions_used
+from trainwarden.detectors.verdict.revisions import (
+    began_together,
+    better,
+    covers,
+    echoes,
+    explains,
+    moved,
+    overlap,
+    same,
+)
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentRecord, Vote
 
 SLOW_BEFORE_HANG_S: Final = 60.0  # slow steps this shortly before a standstill of the same rank belong to it

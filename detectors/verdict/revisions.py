@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from detectors.verdict.ensemble import FAILURE_KINDS, KIND_ORDER, Candidate, family_of
+from trainwarden.detectors.verdict.ensemble import FAILURE_KINDS, KIND_ORDER, Candidate, family_of
 from trainwarden.records import IncidentRecord, Suspect
 
 CERTAIN: Final = 1.0  # the score of a failure that names its own cause

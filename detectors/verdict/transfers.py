@@ -1,4 +1,4 @@
-"""What passes between the nodes of a job, as an incident carries it: `actions.planners.transfers` reads it.
+"""What passes between the nodes of a job, as an incident carries it: `trainwarden.actions.planners.transfers` reads it.
 
 Told of groups that the job's layout knows: who plans other places for ranks has to know which groups go along.
 """
@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from detectors.calls.links import StepTraffic
-from detectors.job.window import Window
+from trainwarden.detectors.calls.links import StepTraffic
+from trainwarden.detectors.job.window import Window
 from trainwarden.parallelism.layout import Layout
 
 MOST_LINKS: Final = 4096  # of an incident: 0.5 MB; larger jobs tell none

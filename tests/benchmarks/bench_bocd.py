@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from detectors.metrics.models.rows import Floats
-from detectors.pace.bocd import ALPHA, BETA, KAPPA, Bocd
+from trainwarden.detectors.metrics.models.rows import Floats
+from trainwarden.detectors.pace.bocd import ALPHA, BETA, KAPPA, Bocd
 
 NAMES: Final = ("bocd_vs_hildensia",)
 PACKAGE: Final = "bayesian_changepoint_detection"

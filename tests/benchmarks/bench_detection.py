@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
-from detectors.recorded.processes import processes
 from tests.benchmarks.detection import changes as detection_changes
 from tests.benchmarks.detection import logs as detection_logs
 from tests.benchmarks.detection import metrics as detection_metrics
@@ -19,6 +18,7 @@ from tests.benchmarks.detection import mixed as detection_mixed
 from tests.benchmarks.detection import peers as detection_peers
 from tests.benchmarks.detection.baselines import BASELINES
 from tests.benchmarks.detection.tables import markdown, text
+from trainwarden.detectors.recorded.processes import processes
 
 Row = dict[str, Any]
 Say = Callable[[str], None]

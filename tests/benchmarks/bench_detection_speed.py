@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from detectors.logs.rules import LogRules
-from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
+from trainwarden.detectors.logs.rules import LogRules
+from trainwarden.detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 
 NAMES = ("change_point_series_updates_per_s", "log_match_lines_per_s")
 ROUNDS = 5

@@ -25,11 +25,11 @@ import msgspec
 import numpy as np
 import psutil
 
-from detectors.service import DetectionHandler
-from detectors.testing.streams import JOB, START_S, Job, Sent
 from tests.doubles import ManualClock
 from tests.unit.detectors.detection_streams import RememberingBus
 from trainwarden.bus.address import connect
+from trainwarden.detectors.service import DetectionHandler
+from trainwarden.detectors.testing.streams import JOB, START_S, Job, Sent
 from trainwarden.protocols import Bus, Message
 from trainwarden.records import HeartbeatRecord, IncidentRecord, MetricsRecord
 from trainwarden.self_metrics import SelfMetrics

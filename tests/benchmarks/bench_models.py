@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.models.dtw import Dtw, DtwConfig
-from detectors.metrics.models.lof import Lof, LofConfig
-from detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.models.dtw import Dtw, DtwConfig
+from trainwarden.detectors.metrics.models.lof import Lof, LofConfig
+from trainwarden.detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
 
 NAMES: Final = (
     "lof_batch_1_vs_sklearn",

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from collectors.nccl_profiler import build
 from tests import nccl_player
+from trainwarden.collectors.nccl_profiler import build
 
 NAMES = ("nccl_plugin_call_ns", "nccl_plugin_stamped_call_ns", "nccl_plugin_bytes", "nccl_plugin_growth_bytes")
 BARS = {

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from actions.planners.microbatches import solve
-from actions.planners.questions.cluster import Cluster, ClusterQuestion, Task
-from actions.planners.questions.topology import Exchanged, Topology, TopologyQuestion
+from trainwarden.actions.planners.microbatches import solve
+from trainwarden.actions.planners.questions.cluster import Cluster, ClusterQuestion, Task
+from trainwarden.actions.planners.questions.topology import Exchanged, Topology, TopologyQuestion
 
 NAMES = (
     "microbatch_solve_512_ms",

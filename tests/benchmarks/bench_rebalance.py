@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from actions.planners.microbatches import finish_s, solve
 from tests.places import ROOT
+from trainwarden.actions.planners.microbatches import finish_s, solve
 
 NAMES = (
     "rebalance_removed_ratio",

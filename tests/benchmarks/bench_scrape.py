@@ -14,8 +14,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from dashboards.exposition.jobs import JobsText
 from tests.fleet import Plain, fleet
+from trainwarden.dashboards.exposition.jobs import JobsText
 
 NAMES = ("scrape_1500_nodes_s",)
 ROUNDS = 7

@@ -19,10 +19,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from detectors.calls.functions import code_of
-from detectors.calls.joined import Calls, join
-from detectors.recorded.processes import processes
 from tests.simulated_ranks.judged import Fault, Layout, Ranks, Told, judged
+from trainwarden.detectors.calls.functions import code_of
+from trainwarden.detectors.calls.joined import Calls, join
+from trainwarden.detectors.recorded.processes import processes
 
 NAMES = (
     "collective_join_s", "transfers_straggler_named_share", "transfers_slow_link_named_share",

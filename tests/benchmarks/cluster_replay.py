@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
-from actions.planners.questions.cluster import Choice, Cluster, ClusterAnswer, ClusterQuestion, Task
 from tests.benchmarks.cluster_profiles import CASES, GPUS_PER_NODE, throughput
+from trainwarden.actions.planners.questions.cluster import Choice, Cluster, ClusterAnswer, ClusterQuestion, Task
 
 NODES = 16
 DAY_S, MINUTE_S = 86_400.0, 60.0

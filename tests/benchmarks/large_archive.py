@@ -15,10 +15,10 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from detectors.recorded.processes import processes
-from trainer_offline.archive.data_file import Footer, Part, write_file
-from trainer_offline.archive.layout import job_folder
-from trainer_offline.archive.schema import SCHEMAS
+from trainwarden.detectors.recorded.processes import processes
+from trainwarden.trainer_offline.archive.data_file import Footer, Part, write_file
+from trainwarden.trainer_offline.archive.layout import job_folder
+from trainwarden.trainer_offline.archive.schema import SCHEMAS
 
 DAY_S = 86_400
 FIRST_DAY = 20_000  # 2024-10-04

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from actions.engine.handler import EngineHandler
-from actions.remedies.policy import Rules
 from tests.chaos.bus import ChaosBus, ChaosLog
 from tests.chaos.history import Call
 from tests.chaos.platform import Platform, Wire
+from trainwarden.actions.engine.handler import EngineHandler
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.launching import Operation
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop

@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
-from actions.launchers.torchrun.messages import Memory
-from actions.launchers.torchrun.operations import end_operations
-from actions.launchers.torchrun.table import JobTable
 from tests.chaos.grid_words import Words
 from tests.chaos.history import History
 from tests.unit.actions.launchers.torchrun.agents import Agent
+from trainwarden.actions.launchers.torchrun.messages import Memory
+from trainwarden.actions.launchers.torchrun.operations import end_operations
+from trainwarden.actions.launchers.torchrun.table import JobTable
 from trainwarden.launching import JobPhase
 
 NODES: Final = 4

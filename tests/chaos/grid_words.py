@@ -6,9 +6,9 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from actions.launchers.local.control import Poll, Reply, Submit
-from actions.launchers.torchrun.messages import Memory
-from actions.launchers.torchrun.operations import answer
+from trainwarden.actions.launchers.local.control import Poll, Reply, Submit
+from trainwarden.actions.launchers.torchrun.messages import Memory
+from trainwarden.actions.launchers.torchrun.operations import answer
 from trainwarden.launching import Operation, Plan, Targets, Verb
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from actions.planners.slow import Slowness
-from actions.planners.transfers import Link, Transfers
+from trainwarden.actions.planners.slow import Slowness
+from trainwarden.actions.planners.transfers import Link, Transfers
 from trainwarden.parallelism.layout import Layout
 
 FAST, SLOW = 1e-9, 2e-8

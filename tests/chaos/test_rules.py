@@ -8,16 +8,16 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from actions.brakes.brakes import Brakes
-from actions.brakes.nodes import NodeLimits
-from actions.engine.action_executor import ActionExecutor
-from actions.engine.handler import EngineHandler
-from actions.launchers.torchrun.table import JobTable
-from actions.remedies import planner, stopped_job
-from actions.remedies.engine_state import EngineState
-from detectors.job.step_numbers import StepNumbers
 from tests.chaos.history import RULES, broken
 from tests.chaos.world import World
+from trainwarden.actions.brakes.brakes import Brakes
+from trainwarden.actions.brakes.nodes import NodeLimits
+from trainwarden.actions.engine.action_executor import ActionExecutor
+from trainwarden.actions.engine.handler import EngineHandler
+from trainwarden.actions.launchers.torchrun.table import JobTable
+from trainwarden.actions.remedies import planner, stopped_job
+from trainwarden.actions.remedies.engine_state import EngineState
+from trainwarden.detectors.job.step_numbers import StepNumbers
 
 MOST_SEEDS: Final = 200  # as the product itself is tried with
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from detectors.job.rings import COLUMNS
-from detectors.job.step_assembly import StepAssembly
 from tests.chaos.history import History
+from trainwarden.detectors.job.rings import COLUMNS
+from trainwarden.detectors.job.step_assembly import StepAssembly
 
 RANKS: Final = 4
 STEP_S: Final = 0.5

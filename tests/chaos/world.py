@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from actions.remedies.policy import Rules
 from tests.chaos.bus import ChaosBus, ChaosLog
 from tests.chaos.detection import STOPPED, Detection, Job
 from tests.chaos.engines import Engine
@@ -19,6 +18,7 @@ from tests.chaos.platform import Platform
 from tests.chaos.scheduled import ScheduledJob
 from tests.chaos.slow_links import exchanging
 from tests.chaos.training import Training
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.commands.builders import on_job, on_node, set_healthy
 from trainwarden.launching import Operation
 from trainwarden.records import ActionRecord, CommandRecord

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from dashboards.web.openapi.document import document
-from dashboards.web.openapi.operations import OPERATIONS
-from dashboards.web.request_model import Nothing
 from tests.web_doubles import ACT, Web, action, heartbeat, incident, verdict
+from trainwarden.dashboards.web.openapi.document import document
+from trainwarden.dashboards.web.openapi.operations import OPERATIONS
+from trainwarden.dashboards.web.request_model import Nothing
 from trainwarden.records import Suspect, Vote
 
 load_all_checks()

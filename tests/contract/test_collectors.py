@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-import collectors
-from collectors import CATALOG, ENTRY_POINTS
-from trainwarden import plugins
+from trainwarden import collectors, plugins
+from trainwarden.collectors import CATALOG, ENTRY_POINTS
 from trainwarden.testing.collector import CHECKS, Case
 
 # Settings under which a collector finds nothing of what it looks for.

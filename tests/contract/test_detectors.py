@@ -1,4 +1,4 @@
-"""What every detector of the CATALOG must do, whatever it looks for: `detectors.testing.checks`, and our own house."""
+"""What every detector of the CATALOG must do: `trainwarden.detectors.testing.checks`, and our own house."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-import detectors
-from detectors import CATALOG, ENTRY_POINTS
-from detectors.configured_detectors import chosen
-from detectors.testing import checks
-from detectors.testing.checks import Case
 from tests.places import ROOT
-from trainwarden import plugins
+from trainwarden import detectors, plugins
+from trainwarden.detectors import CATALOG, ENTRY_POINTS
+from trainwarden.detectors.configured_detectors import chosen
+from trainwarden.detectors.testing import checks
+from trainwarden.detectors.testing.checks import Case
 from trainwarden.errors import DetectorError
 from trainwarden.settings import DetectionSettings
 
@@ -52,7 +51,7 @@ def test_table_and_folder_agree() -> None:
                 callable(getattr(value, method, None)) for method in ("update", "score", "state", "restore")
             ):
                 found.add(f"{module.__name__}:{attribute}")
-    shared = {"detectors.protocol:Detector", "detectors.metrics.vote:ModelVote"}
+    shared = {"trainwarden.detectors.protocol:Detector", "trainwarden.detectors.metrics.vote:ModelVote"}
     assert found - shared == set(CATALOG.values())
 
 

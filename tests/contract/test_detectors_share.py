@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from detectors.service import DetectionHandler
-from detectors.testing.streams import START_S, Job
 from tests.contract.bus_harness import DEADLINE_S, Engine, wait_until
 from trainwarden.clock import SystemClock
+from trainwarden.detectors.service import DetectionHandler
+from trainwarden.detectors.testing.streams import START_S, Job
 from trainwarden.records import EventRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from actions.engine.handler import EngineHandler
-from actions.remedies.policy import Rules
 from tests.contract.bus_harness import DEADLINE_S, Engine, wait_until
 from tests.memory_launcher import MemoryLauncher
+from trainwarden.actions.engine.handler import EngineHandler
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.clock import SystemClock
 from trainwarden.commands.builders import on_node
 from trainwarden.launching import Capabilities, LauncherState, NodeState, Operation, Report

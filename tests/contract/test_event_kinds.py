@@ -7,19 +7,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from collectors.agent.frames import frame, next_frame, pair
-from detectors.recorded.facts import read_facts
-from detectors.recorded.replay import replay
 from tests.archive_doubles import NOON_S, Log, Service
 from tests.unit.detectors.detection_streams import Job, Run
-from trainer_offline.archive.export import export
 from trainwarden import plugins
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.collectors.agent.frames import frame, next_frame, pair
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.errors import ConfigError, RecordError
 from trainwarden.recorded.folder import read_folder
 from trainwarden.records import EVENT_KINDS, EventRecord
 from trainwarden.settings import DetectionSettings
 from trainwarden.topics import EVENTS, fields_as
+from trainwarden.trainer_offline.archive.export import export
 
 
 class Tripped(msgspec.Struct):

@@ -49,15 +49,21 @@ def checkout(folder: Path, files: dict[str, str]) -> Path:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("import detectors.pace.b", "import detectors.pace.a"),
-        ("from detectors.pace import b", "def lazily():\n    from detectors.pace.a import thing"),
+        ("import trainwarden.detectors.pace.b", "import trainwarden.detectors.pace.a"),
+        (
+            "from trainwarden.detectors.pace import b",
+            "def lazily():\n    from trainwarden.detectors.pace.a import thing",
+        ),
         ("from . import b", "from .a import thing"),
-        ("from detectors.pace.b import x", "if TYPE_CHECKING:\n    from detectors.pace.a import Thing"),
+        (
+            "from trainwarden.detectors.pace.b import x",
+            "if TYPE_CHECKING:\n    from trainwarden.detectors.pace.a import Thing",
+        ),
     ],
 )
 def test_a_circle_is_seen_however_it_is_written(tmp_path, one, other):
     root = checkout(tmp_path, {"detectors/pace/a.py": one, "detectors/pace/b.py": other})
-    assert house_rules.circles_of_files(root) == ["detectors.pace.a <-> detectors.pace.b"]
+    assert house_rules.circles_of_files(root) == ["trainwarden.detectors.pace.a <-> trainwarden.detectors.pace.b"]
     assert house_rules.circles_of_rooms(root) == []
 
 
@@ -73,23 +79,24 @@ def test_a_package_that_imports_what_imports_from_it_is_a_circle(tmp_path):
 
 def test_rooms_may_not_import_each_other_even_where_no_two_files_do(tmp_path):
     files = {
-        "detectors/pace/a.py": "from detectors.peers.a import one",
+        "detectors/pace/a.py": "from trainwarden.detectors.peers.a import one",
         "detectors/peers/a.py": "",
-        "detectors/peers/b.py": "from detectors.pace.b import two",
+        "detectors/peers/b.py": "from trainwarden.detectors.pace.b import two",
         "detectors/pace/b.py": "",
     }
     root = checkout(tmp_path, files)
     assert house_rules.circles_of_files(root) == []
-    assert house_rules.circles_of_rooms(root) == ["detectors.pace <-> detectors.peers"]
+    assert house_rules.circles_of_rooms(root) == ["trainwarden.detectors.pace <-> trainwarden.detectors.peers"]
 
 
 def test_longer_circles_are_one_finding(tmp_path):
     names = "abcd"
     files = {
-        f"actions/{name}.py": f"import actions.{after}" for name, after in zip(names, names[1:] + "a", strict=True)
+        f"actions/{name}.py": f"import trainwarden.actions.{after}"
+        for name, after in zip(names, names[1:] + "a", strict=True)
     }
     assert house_rules.circles_of_files(checkout(tmp_path, files)) == [
-        "actions.a <-> actions.b <-> actions.c <-> actions.d"
+        "trainwarden.actions.a <-> trainwarden.actions.b <-> trainwarden.actions.c <-> trainwarden.actions.d"
     ]
 
 
@@ -120,14 +127,18 @@ def test_limits_are_what_they_say(tmp_path):
 def test_a_door_names_a_file_of_its_own_room(tmp_path):
     files = {
         "detectors/__init__.py": "",
-        "detectors/pace/__init__.py": '"""Pace.\n\nRead `detectors.pace.bocd` first.\n"""',
+        "detectors/pace/__init__.py": '"""Pace.\n\nRead `trainwarden.detectors.pace.bocd` first.\n"""',
         "detectors/pace/bocd.py": "",
         "detectors/peers/__init__.py": '"""Peers."""',
-        "detectors/logs/__init__.py": '"""Logs.\n\nRead `detectors.logs.gone` first.\n"""',
-        "detectors/facts/__init__.py": '"""Facts.\n\nRead `detectors.pace.bocd` first.\n"""',
+        "detectors/logs/__init__.py": '"""Logs.\n\nRead `trainwarden.detectors.logs.gone` first.\n"""',
+        "detectors/facts/__init__.py": '"""Facts.\n\nRead `trainwarden.detectors.pace.bocd` first.\n"""',
     }
     root = checkout(tmp_path, files)
-    assert house_rules.rooms_without_a_door(root) == ["detectors.facts", "detectors.logs", "detectors.peers"]
+    assert house_rules.rooms_without_a_door(root) == [
+        "trainwarden.detectors.facts",
+        "trainwarden.detectors.logs",
+        "trainwarden.detectors.peers",
+    ]
 
 
 def test_a_package_is_imported_below_trainwarden(tmp_path):

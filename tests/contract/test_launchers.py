@@ -16,18 +16,18 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from actions.engine.service import make_launcher
-from actions.launchers import CATALOG, ENTRY_POINTS
-from actions.launchers.local.coordinator import SupervisorConfig
-from actions.launchers.local.ranks import LocalJob
-from actions.launchers.local.supervisor import Supervisor
-from actions.launchers.torchrun.service import RendezvousService
 from tests.contract.launcher_contract import PATIENCE_S, Caller, LauncherContract, Stage
 from tests.memory_launcher import ALL_ITS_VERBS, ALONE, MemoryLauncher
 from tests.servers.kube_cluster import KubeCluster, running
 from tests.servers.slurm import Slurm, requeuing
 from tests.servers.webhook import SECRET, WebhookService
 from trainwarden import plugins
+from trainwarden.actions.engine.service import make_launcher
+from trainwarden.actions.launchers import CATALOG, ENTRY_POINTS
+from trainwarden.actions.launchers.local.coordinator import SupervisorConfig
+from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.local.supervisor import Supervisor
+from trainwarden.actions.launchers.torchrun.service import RendezvousService
 from trainwarden.clock import BootClock, SystemClock
 from trainwarden.errors import ConfigError, LauncherUnavailable
 from trainwarden.launching import Capabilities, Operation, Plan

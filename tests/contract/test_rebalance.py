@@ -15,22 +15,22 @@ from typing import Protocol
 
 import pytest
 
-from actions.engine.handler import EngineHandler
-from actions.remedies.policy import Rules
-from detectors.service import DetectionHandler
-from detectors.testing.streams import Job
 from tests.archive_doubles import event_record, present
 from tests.contract.bus_harness import DEADLINE_S, PARTITIONS, Engine, event, ids, poll_until, wait_until
 from tests.contract.test_detectors_share import JOBS, of
 from tests.contract.test_engines_share import ManyJobs
-from trainer_offline.archive.service import ArchiveHandler, GatedBus
+from trainwarden.actions.engine.handler import EngineHandler
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.clock import SystemClock
+from trainwarden.detectors.service import DetectionHandler
+from trainwarden.detectors.testing.streams import Job
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import Handler, ServiceLoop
 from trainwarden.settings import ArchiveSettings, DetectionSettings, EngineSettings
 from trainwarden.topics import ACTIONS, EVENTS, INCIDENTS, topic_of
+from trainwarden.trainer_offline.archive.service import ArchiveHandler, GatedBus
 
 pytestmark = [
     pytest.mark.thorough,

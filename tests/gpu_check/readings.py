@@ -61,7 +61,7 @@ def number(cell: str) -> float | None:
 
 def collected(folder: Path) -> dict[tuple[str, str], float]:
     """By GPU and name what the collector reads; empty where it finds no GPU."""
-    from collectors.gpu.collector import GpuCollector
+    from trainwarden.collectors.gpu.collector import GpuCollector
 
     clock = SystemClock()
     collector = GpuCollector(GpuCollector.Config(), Scope(job="gpu-check", node="here", run_dir=str(folder)), clock)

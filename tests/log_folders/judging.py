@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from detectors.recorded.facts import read_facts
-from detectors.recorded.replay import replay
 from tests.log_folders.writing import Truth, write
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.formats.reading import read_job
 from trainwarden.settings import DetectionSettings
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.archive_doubles import NOON_S, archived
 from tests.examples import examples
-from trainer_offline.archive import maintenance
-from trainer_offline.archive.export import export
-from trainer_offline.archive.reader import batches
 from trainwarden.recorded.folder import read_folder
 from trainwarden.records import CollectivesRecord, MetricsRecord
+from trainwarden.trainer_offline.archive import maintenance
+from trainwarden.trainer_offline.archive.export import export
+from trainwarden.trainer_offline.archive.reader import batches
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=6)
 WHOLE = st.integers(0, 1 << 40)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.archive_doubles import DAY_S, MAKERS, NOON_S, Killed, Log, Service, death_at, expected, present
 from tests.examples import examples
-from trainer_offline.archive import maintenance
-from trainer_offline.archive.export import Steps
 from trainwarden.topics import EVENTS
+from trainwarden.trainer_offline.archive import maintenance
+from trainwarden.trainer_offline.archive.export import Steps
 
 STEPS = st.one_of(
     st.tuples(

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.job.common_mode import median_of_others, quiet_median
-from detectors.pace.bocd import ALPHA, BETA, KAPPA, Bocd
-from detectors.pace.change_point import ChangePoint
-from detectors.pace.periodic import SeasonalityFilter
-from detectors.pace.shifts.history import LevelMarks
-from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
-from detectors.peers.peer_deviation import PeerDeviation
 from tests.benchmarks import bench_bocd
 from tests.examples import examples
 from tests.unit.detectors.detection_streams import START_S, Job
+from trainwarden.detectors.job.common_mode import median_of_others, quiet_median
+from trainwarden.detectors.pace.bocd import ALPHA, BETA, KAPPA, Bocd
+from trainwarden.detectors.pace.change_point import ChangePoint
+from trainwarden.detectors.pace.periodic import SeasonalityFilter
+from trainwarden.detectors.pace.shifts.history import LevelMarks
+from trainwarden.detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
+from trainwarden.detectors.peers.peer_deviation import PeerDeviation
 from trainwarden.records import IterationRecord
 
 Floats = npt.NDArray[np.float64]
@@ -248,7 +248,7 @@ def test_the_phase_is_the_one_that_a_plain_search_finds(seed: int, period: int, 
 @given(cut=st.integers(1, 89), which=st.sampled_from([ChangePoint, PeerDeviation]))
 @examples(20)
 def test_detectors_may_be_cut_anywhere(cut: int, which: type[ChangePoint] | type[PeerDeviation]) -> None:
-    from detectors.job.state import JobState
+    from trainwarden.detectors.job.state import JobState
 
     job = Job(slow=lambda rank, step: 1.8 if rank == 1 and step >= 50 else 1.0).run(90)
     records = sorted(job.records, key=lambda entry: entry[0])
@@ -281,7 +281,7 @@ def test_marks_remember_the_level_of_half_time(length: int) -> None:
 
 def changes_of(durations: Floats, chunks: list[int], **config: Any) -> list[tuple[Any, ...]]:
     """What a recorded job [rows, ranks] shows if its rows come in windows of these sizes, over and over."""
-    from detectors.job.state import JobState
+    from trainwarden.detectors.job.state import JobState
 
     state, detector = JobState("job"), ChangePoint(ChangePoint.Config(**config))
     ends, begin = np.cumsum(durations.max(axis=1)), 0

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actions.keeper import transfer
 from tests.keeper_doubles import Nodes, content
+from trainwarden.actions.keeper import transfer
 from trainwarden.checkpoint import shard
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id, read_header, verify
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.planners import allocation
-from actions.planners.allocation import best
-from actions.planners.questions.cluster import Cluster, ClusterQuestion, Task
 from tests.examples import examples
+from trainwarden.actions.planners import allocation
+from trainwarden.actions.planners.allocation import best
+from trainwarden.actions.planners.questions.cluster import Cluster, ClusterQuestion, Task
 
 NUMBERS = st.one_of(st.integers(0, 5).map(float), st.floats(0.0, 10.0))  # small whole ones make ties
 

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.collectives.flight_recorder import analyse
 from tests.examples import examples
+from trainwarden.detectors.collectives.flight_recorder import analyse
 from trainwarden.errors import DataError
 
 OPS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "all_to_all")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.recorded.facts import read_facts
-from detectors.recorded.replay import replay
 from tests.fleet_formats import GPUS, WRITERS, write
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.errors import DataError
 from trainwarden.formats import CATALOG
 from trainwarden.formats.cells import NotNumber, number_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.launchers.kubernetes.client import KubernetesConfig, KubernetesLauncher
 from tests.unit.actions.launchers.kubernetes.kube_double import KubeDouble
+from trainwarden.actions.launchers.kubernetes.client import KubernetesConfig, KubernetesLauncher
 from trainwarden.errors import LauncherUnavailable
 from trainwarden.launching import Operation, Report, Targets
 from trainwarden.protocols import Scope

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.planners.ladder import Ladder, Strategy
-from actions.planners.questions.ladder import LadderPlan, LadderQuestion, Remedy, Step
 from tests.examples import examples
+from trainwarden.actions.planners.ladder import Ladder, Strategy
+from trainwarden.actions.planners.questions.ladder import LadderPlan, LadderQuestion, Remedy, Step
 from trainwarden.records import ActionKind
 
 KINDS: tuple[ActionKind, ...] = ("ignore", "rebalance", "move_topology", "restart_job")

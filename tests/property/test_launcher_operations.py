@@ -15,13 +15,13 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from actions.launchers.local.measuring import Outcome
-from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import LocalJob
-from actions.launchers.local.validating import Validating
 from tests.examples import examples
 from tests.unit.actions.launchers.local.runner_double import RANKS, Launch
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.measuring import Outcome
+from trainwarden.actions.launchers.local.microbatch_plan import PlanFile
+from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.local.validating import Validating
 from trainwarden.launching import Findings, Progress
 from trainwarden.topics import EVENTS
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.logs.collector import LogsCollector
 from tests.doubles import ManualClock
 from tests.examples import examples
+from trainwarden.collectors.logs.collector import LogsCollector
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import LogRecord
 

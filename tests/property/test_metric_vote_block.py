@@ -10,14 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from detectors.job.samples import Entity, FamilySamples
-from detectors.metrics.bundle import metric_vote as module
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.bundle.peers import PeerContext
-from detectors.metrics.scores import MetricScorer
 from tests.examples import examples
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.metrics.bundle import metric_vote as module
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.bundle.peers import PeerContext
+from trainwarden.detectors.metrics.scores import MetricScorer
 from trainwarden.settings import parse
 
 MODEST = examples(20)

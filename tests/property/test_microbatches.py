@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actions.planners import microbatch_ties, microbatches
-from actions.planners.microbatches import even, finish_s, solve
-from actions.planners.questions.microbatches import Microbatches, MicrobatchesQuestion
 from tests.examples import examples
+from trainwarden.actions.planners import microbatch_ties, microbatches
+from trainwarden.actions.planners.microbatches import even, finish_s, solve
+from trainwarden.actions.planners.questions.microbatches import Microbatches, MicrobatchesQuestion
 from trainwarden.errors import DataError
 
 # Round values meet often, so that ties are common; the others nearly never do.

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from detectors.job.samples import Entity, ScoredSamples
-from detectors.job.state import JobState
-from detectors.metrics.vote import ModelVoteConfig
-from detectors.metrics.votes import PcaVote
 from tests.examples import examples
+from trainwarden.detectors.job.samples import Entity, ScoredSamples
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.metrics.vote import ModelVoteConfig
+from trainwarden.detectors.metrics.votes import PcaVote
 
 SCORES = st.sampled_from([0.1, 0.1, 0.3, 0.51, 0.55, 0.6, 0.9, float("nan")])
 

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from detectors.metrics.bundle.calibration import Calibration
-from detectors.metrics.bundle.members import ROW_MODELS, VoteConfig
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.bundle.preparation import Preparation, PreparationConfig
-from detectors.metrics.bundle.trailing import trailing_mean
-from detectors.metrics.models.dtw import Dtw, DtwConfig, banded_dtw
-from detectors.metrics.models.knn import NeighborSearch
-from detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
-from detectors.metrics.models.rows import KNOWN_SHARE
 from tests.benchmarks.detection.measures import event_quality, vus_pr
 from tests.examples import examples
+from trainwarden.detectors.metrics.bundle.calibration import Calibration
+from trainwarden.detectors.metrics.bundle.members import ROW_MODELS, VoteConfig
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.bundle.preparation import Preparation, PreparationConfig
+from trainwarden.detectors.metrics.bundle.trailing import trailing_mean
+from trainwarden.detectors.metrics.models.dtw import Dtw, DtwConfig, banded_dtw
+from trainwarden.detectors.metrics.models.knn import NeighborSearch
+from trainwarden.detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
+from trainwarden.detectors.metrics.models.rows import KNOWN_SHARE
 
 MODEST = examples(25)
 finite = st.floats(-100.0, 100.0, width=32)

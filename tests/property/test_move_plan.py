@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from actions.planners import node_order, placement
-from actions.planners.measured_links import byte_s_between
-from actions.planners.move import best_move
-from actions.planners.node_order import best_order
-from actions.planners.slow import Slowness
-from actions.planners.transfers import Link, Transfers
 from tests.examples import examples
+from trainwarden.actions.planners import node_order, placement
+from trainwarden.actions.planners.measured_links import byte_s_between
+from trainwarden.actions.planners.move import best_move
+from trainwarden.actions.planners.node_order import best_order
+from trainwarden.actions.planners.slow import Slowness
+from trainwarden.actions.planners.transfers import Link, Transfers
 from trainwarden.errors import DataError
 from trainwarden.parallelism.layout import Layout
 

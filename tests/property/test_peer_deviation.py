@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from detectors.job.common_mode import median_of_others
-from detectors.peers.peer_deviation import PeerDeviation
-from detectors.peers.roles import median_of_peers
 from tests.examples import examples
 from tests.unit.detectors.peers.rank_series import healthy, watched, windows
+from trainwarden.detectors.job.common_mode import median_of_others
+from trainwarden.detectors.peers.peer_deviation import PeerDeviation
+from trainwarden.detectors.peers.roles import median_of_peers
 
 seeds = st.integers(0, 2**31)
 ratios = st.sampled_from([1.4, 1.7, 2.5])

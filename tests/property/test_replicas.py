@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.planners.replicas import Replica, replicas, split
-from actions.planners.slow import Slowness, best_split, even_split, relieved
 from tests.examples import examples
+from trainwarden.actions.planners.replicas import Replica, replicas, split
+from trainwarden.actions.planners.slow import Slowness, best_split, even_split, relieved
 from trainwarden.errors import DataError
 from trainwarden.parallelism.layout import Layout
 

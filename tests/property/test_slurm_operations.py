@@ -9,8 +9,8 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.launchers.slurm.client import SlurmConfig, SlurmLauncher
 from tests.unit.actions.launchers.slurm.slurm_double import SlurmDouble
+from trainwarden.actions.launchers.slurm.client import SlurmConfig, SlurmLauncher
 from trainwarden.errors import LauncherUnavailable
 from trainwarden.launching import Operation, Report, Targets
 from trainwarden.protocols import Scope
@@ -83,7 +83,7 @@ def test_an_operation_happens_once_and_leaves_no_job_held(
         targets=Targets(nodes=("n1",)) if kind == "evict" else Targets(), why="why",
     )  # fmt: skip
     with (
-        mock.patch("actions.launchers.slurm.commands.subprocess.run", world.run),
+        mock.patch("trainwarden.actions.launchers.slurm.commands.subprocess.run", world.run),
         mock.patch("os.geteuid", return_value=0),
     ):
         for event in events:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.planners import placement, placement_search
-from actions.planners.questions.topology import Exchanged, Topology, TopologyAnswer, TopologyQuestion
 from tests.examples import examples
+from trainwarden.actions.planners import placement, placement_search
+from trainwarden.actions.planners.questions.topology import Exchanged, Topology, TopologyAnswer, TopologyQuestion
 
 SIZES = [(tp, dp, pp) for tp in (1, 2) for dp in (1, 2, 3) for pp in (1, 2, 3) if 1 < tp * dp * pp <= 6]
 SECONDS = st.sampled_from([0.1, 0.1, 0.1, 0.15, 0.3])

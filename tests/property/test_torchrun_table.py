@@ -5,11 +5,11 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from actions.launchers.torchrun.messages import Memory
-from actions.launchers.torchrun.operations import end_operations
-from actions.launchers.torchrun.table import JobTable
 from tests.examples import examples
 from tests.unit.actions.launchers.torchrun.agents import World
+from trainwarden.actions.launchers.torchrun.messages import Memory
+from trainwarden.actions.launchers.torchrun.operations import end_operations
+from trainwarden.actions.launchers.torchrun.table import JobTable
 
 NODES = ("a", "b", "c", "d", "e")
 MISHAPS = st.tuples(

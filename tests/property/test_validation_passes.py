@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.validation.schedules import disjoint, ring, ring_and_tree, tree, turns
+from trainwarden.actions.validation.schedules import disjoint, ring, ring_and_tree, tree, turns
 
 groups = st.integers(0, 300).flatmap(lambda count: st.permutations(range(count)))
 

@@ -34,7 +34,7 @@ if fault == "slow":
 
     torch.mm = slow
 if fault == "held":
-    from actions.validation.running import rank
+    from trainwarden.actions.validation.running import rank
 
     serve = rank.serve
 

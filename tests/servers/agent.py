@@ -11,9 +11,9 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from collectors import CATALOG
 from trainwarden import rundir
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.collectors import CATALOG
 from trainwarden.protocols import Message
 from trainwarden.records import Record
 from trainwarden.topics import Topic
@@ -21,7 +21,7 @@ from trainwarden.topics import Topic
 _PROGRAM = """
 import os, sys
 from pathlib import Path
-from collectors.agent.agent import serve
+from trainwarden.collectors.agent.agent import serve
 from trainwarden.cli.serve.process import StopFlag
 from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import load

@@ -7,8 +7,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from collectors.nccl_profiler.build import compiler
 from tests.places import DATA
+from trainwarden.collectors.nccl_profiler.build import compiler
 
 SOURCE = DATA / "nvml" / "fake_nvml.c"
 XID = 8  # nvmlEventTypeXidCriticalError
@@ -62,7 +62,7 @@ class FakeNvml:
     Raises
     ------
     NoCompilerError
-        If there is no C compiler (`collectors.nccl_profiler.build`).
+        If there is no C compiler (`trainwarden.collectors.nccl_profiler.build`).
     """
 
     def __init__(self, folder: Path, gpus: int = 8, *, old_driver: bool = False) -> None:

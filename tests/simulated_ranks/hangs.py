@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from detectors.calls.counts import Counts
 from tests.simulated_ranks.layout import Layout
+from trainwarden.detectors.calls.counts import Counts
 
 SYNC = -1  # the host waits for its device
 

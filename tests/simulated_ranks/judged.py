@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from detectors.calls.exchanges import with_all_to_alls
-from detectors.calls.joined import Calls, JoinedStep, join
-from detectors.job.state import JobState
-from detectors.job.window import Window
-from detectors.transfers.collective_links import CollectiveLinks
-from detectors.transfers.collective_waits import CollectiveWaits
 from tests.simulated_ranks.layout import Layout
 from tests.simulated_ranks.steps import Fault, Ranks
+from trainwarden.detectors.calls.exchanges import with_all_to_alls
+from trainwarden.detectors.calls.joined import Calls, JoinedStep, join
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.transfers.collective_links import CollectiveLinks
+from trainwarden.detectors.transfers.collective_waits import CollectiveWaits
 from trainwarden.records import HeartbeatRecord, Vote
 
 

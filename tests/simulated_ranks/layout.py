@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from detectors.calls.counts import Counts
+from trainwarden.detectors.calls.counts import Counts
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from detectors.calls.functions import NAMES
-from detectors.calls.joined import Calls
 from tests.simulated_ranks.steps import Ranks
+from trainwarden.detectors.calls.functions import NAMES
+from trainwarden.detectors.calls.joined import Calls
 from trainwarden.records import CollectivesRecord, EventRecord, IterationRecord, Record
 
 START_S = 1_728_000_000.0  # 2024-10-04

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from detectors.configured_detectors import chosen, rule
-from detectors.job_monitor import JobMonitor
 from tests.simulated_ranks.records import EVERY, START_S, records_of_step
 from tests.simulated_ranks.steps import Ranks
+from trainwarden.detectors.configured_detectors import chosen, rule
+from trainwarden.detectors.job_monitor import JobMonitor
 from trainwarden.records import CollectivesRecord, EventRecord, IncidentRecord, SamplingRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import DetectionSettings

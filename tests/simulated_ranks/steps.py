@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from detectors.calls.functions import RECV, SEND, code_of
-from detectors.calls.joined import Calls
 from tests.simulated_ranks.layout import Layout
+from trainwarden.detectors.calls.functions import RECV, SEND, code_of
+from trainwarden.detectors.calls.joined import Calls
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]

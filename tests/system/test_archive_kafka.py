@@ -32,8 +32,8 @@ pytestmark = [
 # The service as it is, told to say what it owns; small files so that both workers find days to join all the time.
 WORKER = """
 import json, signal, sys
-from trainer_offline.archive.service import serve
-from trainer_offline.archive.writer import ArchiveWriter
+from trainwarden.trainer_offline.archive.service import serve
+from trainwarden.trainer_offline.archive.writer import ArchiveWriter
 from trainwarden.settings import ArchiveSettings, Settings
 from trainwarden.self_metrics import log_to_stderr
 asked = []

@@ -15,17 +15,17 @@ import pandas as pd
 import pytest
 
 from tests.archive_doubles import MAKERS
-from trainer_offline.archive.export import export
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.recorded.writing import write_recording
 from trainwarden.records import MetricsRecord
 from trainwarden.topics import METRICS, topic_of
+from trainwarden.trainer_offline.archive.export import export
 
 pytestmark = pytest.mark.system
 
 SERVICE = """
 import signal, sys
-from trainer_offline.archive.service import serve
+from trainwarden.trainer_offline.archive.service import serve
 from trainwarden.settings import ArchiveSettings, Settings
 from trainwarden.self_metrics import log_to_stderr
 asked = []

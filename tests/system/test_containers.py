@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from collectors.host.collector import HostCollector
-from collectors.iterations.collector import IterationsCollector
-from collectors.processes.collector import ProcessesCollector
 from tests.places import ROOT
 from trainwarden import hook
 from trainwarden.clock import SystemClock
+from trainwarden.collectors.host.collector import HostCollector
+from trainwarden.collectors.iterations.collector import IterationsCollector
+from trainwarden.collectors.processes.collector import ProcessesCollector
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, HeartbeatRecord, MetricsRecord, Record
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.control import CAPABILITIES, AskState, ControlServer, Poll, Reply, Request
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.control import CAPABILITIES, AskState, ControlServer, Poll, Reply, Request
 from trainwarden.bus.address import connect
 from trainwarden.launching import LauncherState, Report, refusal
 from trainwarden.protocols import Bus
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 ENGINE = """
 import sys
 from pathlib import Path
-from actions.engine.service import serve
+from trainwarden.actions.engine.service import serve
 from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import EngineSettings, Settings
 log_to_stderr()
@@ -108,7 +108,9 @@ class CountingLauncher:
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """Import once, so that no seed pays for byte code."""
-    subprocess.run([sys.executable, "-c", "import actions.engine.handler, trainwarden.bus.embedded.engine"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import trainwarden.actions.engine.handler, trainwarden.bus.embedded.engine"], check=True
+    )
 
 
 @pytest.fixture

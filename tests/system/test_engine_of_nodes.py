@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import pytest
 
-from actions.launchers.torchrun.client import TorchrunConfig, TorchrunLauncher
 from tests.servers.ports import free_ports
 from tests.system.runs import SCRIPTS, WARDEN
+from trainwarden.actions.launchers.torchrun.client import TorchrunConfig, TorchrunLauncher
 from trainwarden.bus.address import connect
 from trainwarden.errors import LauncherUnavailable
 from trainwarden.launching import LauncherState

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import LocalJob, environment
-from actions.launchers.local.supervisor import Supervisor
 from tests.places import ROOT
 from tests.torch_forks import TorchForks
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.microbatch_plan import PlanFile
+from trainwarden.actions.launchers.local.ranks import LocalJob, environment
+from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.clock import SystemClock
 from trainwarden.hook import read_header
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 import trainwarden
-from collectors.iterations.collector import IterationsCollector
 from tests.torch_forks import Forked, TorchForks
 from trainwarden import hook
 from trainwarden.cli.setup import hook_file
 from trainwarden.clock import SystemClock
+from trainwarden.collectors.iterations.collector import IterationsCollector
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
 

@@ -78,7 +78,8 @@ def test_nothing_in_it_may_be_changed_and_no_torch_comes_along(image: ImageBuild
 
 def test_nccl_s_plug_in_is_in_it_and_its_compiler_is_not(image: ImageBuilder) -> None:
     loads = (
-        "import ctypes; from collectors.nccl_profiler.build import LIBRARY; ctypes.CDLL(str(LIBRARY)).ncclProfiler_v5"
+        "from trainwarden.collectors.nccl_profiler.build import LIBRARY\n"
+        "import ctypes; ctypes.CDLL(str(LIBRARY)).ncclProfiler_v5"
     )
     image.run("/opt/trainwarden/bin/python", "-c", loads)
     assert image.run("sh", "-c", "command -v cc gcc || echo none").strip() == "none"

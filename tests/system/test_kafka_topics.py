@@ -14,26 +14,26 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from actions.engine.handler import EngineHandler
-from actions.remedies.policy import Rules
-from detectors.service import DetectionHandler
-from detectors.testing.streams import Job
 from tests.archive_doubles import event_record, present
 from tests.contract.bus_harness import event, ids, joined, wait_until
 from tests.contract.test_detectors_share import of
 from tests.contract.test_engines_share import ManyJobs
 from tests.contract.test_rebalance import Members, Service
 from tests.servers.kafka import KafkaBroker
-from trainer_offline.archive.service import ArchiveHandler, GatedBus
+from trainwarden.actions.engine.handler import EngineHandler
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
 from trainwarden.clock import SystemClock
 from trainwarden.commands.builders import on_job
+from trainwarden.detectors.service import DetectionHandler
+from trainwarden.detectors.testing.streams import Job
 from trainwarden.errors import BusUnavailable
 from trainwarden.protocols import Consumer
 from trainwarden.records import ActionRecord, HeartbeatRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import ArchiveSettings, DetectionSettings, EngineSettings
 from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, METRICS, Topic, topic_of
+from trainwarden.trainer_offline.archive.service import ArchiveHandler, GatedBus
 
 pytestmark = [
     pytest.mark.system,

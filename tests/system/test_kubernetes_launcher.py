@@ -30,7 +30,7 @@ EVICT: Final = "i1/evict/1"
 ENGINE: Final = """
 import os, sys
 from pathlib import Path
-from actions.launchers.kubernetes.api import Api
+from trainwarden.actions.launchers.kubernetes.api import Api
 folder, real = Path({folder!r}), Api._exchange
 def exchange(self, method, path, body, media):
     if method == "GET" or "review" in path:

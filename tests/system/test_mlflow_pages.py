@@ -12,8 +12,8 @@ from tests.servers.chromium import Chromium
 from tests.servers.kafka import ServerMissing
 from tests.servers.mlflow import MlflowServer
 from tests.trained_models import TrainedModels
-from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.version import CHAMPION
+from trainwarden.trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.version import CHAMPION
 
 # MLflow and what it stands on warn of their own making.
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

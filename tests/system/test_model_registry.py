@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.metrics.bundle.bundle import ModelBundle
 from tests.training_data import SMALL
-from trainer_offline.fit.floors import GateConfig
-from trainer_offline.registry.parts import ENSEMBLE
-from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.serving import RegistrySource, assemble, local_bundle
-from trainer_offline.registry.version import CHALLENGER, CHAMPION, PROVISIONAL, registered_name
-from trainer_offline.service.train import train
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
 from trainwarden.errors import ConfigError, DataError, DetectorError
+from trainwarden.trainer_offline.fit.floors import GateConfig
+from trainwarden.trainer_offline.registry.parts import ENSEMBLE
+from trainwarden.trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.serving import RegistrySource, assemble, local_bundle
+from trainwarden.trainer_offline.registry.version import CHALLENGER, CHAMPION, PROVISIONAL, registered_name
+from trainwarden.trainer_offline.service.train import train
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
@@ -259,10 +259,10 @@ def test_a_rejected_version_is_never_served_even_if_somebody_sets_its_alias(regi
 
 def test_promotion_and_roll_back_are_told_on_the_bus_whoever_moved_the_alias(registry):
     from tests.doubles import ManualClock, MemoryBus
-    from trainer_offline.service.handler import TrainerHandler
     from trainwarden.self_metrics import SelfMetrics
     from trainwarden.settings import Settings
     from trainwarden.topics import EVENTS
+    from trainwarden.trainer_offline.service.handler import TrainerHandler
 
     bus, clock = MemoryBus(), ManualClock(1_000_000.0)
     handler = TrainerHandler(Settings(), registry, clock, SelfMetrics("trainer"))

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
 from tests.servers.kafka import ServerMissing
 from tests.servers.mlflow import DATABASE, MlflowServer
-from trainer_offline.data.card import DataCard
-from trainer_offline.fit.floors import GateResult
-from trainer_offline.registry.publish import TrainedRun, register
-from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.serving import RegistrySource
-from trainer_offline.registry.version import CHALLENGER, CHAMPION, Version, registered_name
-from trainer_offline.service.train import champion_on
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.trainer_offline.data.card import DataCard
+from trainwarden.trainer_offline.fit.floors import GateResult
+from trainwarden.trainer_offline.registry.publish import TrainedRun, register
+from trainwarden.trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.serving import RegistrySource
+from trainwarden.trainer_offline.registry.version import CHALLENGER, CHAMPION, Version, registered_name
+from trainwarden.trainer_offline.service.train import champion_on
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 

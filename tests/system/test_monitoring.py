@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
-from dashboards.generated import FOLDER
 from tests.contract.dashboards.metric_names import names_in
 from tests.places import ROOT
 from tests.servers.alertmanager import Alertmanager, ask, free_port
@@ -25,6 +24,7 @@ from tests.servers.kafka import ServerMissing
 from tests.servers.prometheus import Prometheus
 from tests.system.runs import WARDEN, steps_done
 from trainwarden.cli.run.demo_fault import pid_of_rank
+from trainwarden.dashboards.generated import FOLDER
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

@@ -17,12 +17,12 @@ from typing import Any, Final, NoReturn
 
 import pytest
 
-from actions.planners.move import AGREES
 from tests.places import ROOT
 from tests.servers.kafka import ServerMissing
 from tests.system.nodes_job import PORT, Job
 from tests.system.runs import WARDEN
 from tests.testbed.nodes import Testbed
+from trainwarden.actions.planners.move import AGREES
 from trainwarden.bus.address import connect
 from trainwarden.records import (
     ActionRecord,

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 import trainwarden
-from collectors.nccl_profiler import build, read
-from collectors.nccl_profiler.layout import CALLS
 from tests import nccl_player
 from tests.hook_doubles import write_header
 from tests.servers.agent import AgentProcess
 from tests.torch_forks import TorchForks
+from trainwarden.collectors.nccl_profiler import build, read
+from trainwarden.collectors.nccl_profiler.layout import CALLS
 from trainwarden.records import CollectivesRecord
 from trainwarden.topics import COLLECTIVES
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from collectors.collectives.ras import NcclRasCollector
-from collectors.collectives.ras_client import parse_address
-from detectors.collectives.ras import analyse
 from trainwarden.clock import SystemClock
+from trainwarden.collectors.collectives.ras import NcclRasCollector
+from trainwarden.collectors.collectives.ras_client import parse_address
+from trainwarden.detectors.collectives.ras import analyse
 from trainwarden.errors import CollectorError
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.client import LocalConfig, LocalLauncher
 from tests.places import ROOT
+from trainwarden.actions.launchers.local.client import LocalConfig, LocalLauncher
 from trainwarden.launching import Operation, Targets
 from trainwarden.protocols import Scope
 
@@ -44,9 +44,9 @@ for _ in range(6000):
 SUPERVISE = """
 import sys
 from pathlib import Path
-from actions.launchers.local.coordinator import SupervisorConfig
-from actions.launchers.local.ranks import Place
-from actions.launchers.local.supervisor import Supervisor
+from trainwarden.actions.launchers.local.coordinator import SupervisorConfig
+from trainwarden.actions.launchers.local.ranks import Place
+from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.cli.serve.process import StopFlag
 from trainwarden.clock import SystemClock
 command = (sys.executable, "-S", "-c", sys.argv[2])

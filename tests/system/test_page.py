@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 import pytest
 
-from dashboards.page.events import MOST_LISTENERS
 from tests.page_world import EVIL, hostile, incident, publish, world
 from tests.servers import axe
 from tests.servers.chromium import Chromium
@@ -21,6 +20,7 @@ from tests.servers.kafka import ServerMissing
 from tests.servers.page import PageServer
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.ask.report import report
+from trainwarden.dashboards.page.events import MOST_LISTENERS
 from trainwarden.records import CommandRecord
 from trainwarden.topics import COMMANDS, INCIDENTS
 

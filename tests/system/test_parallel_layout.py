@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.ranks import LocalJob, environment
-from collectors.parallel_layout.collector import ParallelLayoutCollector
 from tests.torch_forks import TorchForks
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.ranks import LocalJob, environment
 from trainwarden.clock import SystemClock
+from trainwarden.collectors.parallel_layout.collector import ParallelLayoutCollector
 from trainwarden.parallelism.board import LayoutBoard
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord

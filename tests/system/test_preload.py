@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from actions.launchers.local.client import LocalConfig, LocalLauncher
 from tests.places import ROOT
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.client import LocalConfig, LocalLauncher
 from trainwarden.launching import Operation, Targets
 from trainwarden.protocols import Scope
 
@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(90)]
 SUPERVISE = """
 import sys
 from pathlib import Path
-from actions.launchers.local.coordinator import SupervisorConfig
-from actions.launchers.local.ranks import Place
-from actions.launchers.local.supervisor import Supervisor
+from trainwarden.actions.launchers.local.coordinator import SupervisorConfig
+from trainwarden.actions.launchers.local.ranks import Place
+from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.cli.serve.process import StopFlag
 from trainwarden.clock import SystemClock
 run_dir, preload, ranks, mode, *command = sys.argv[1:]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from collectors.processes.collector import ProcessesCollector
 from tests.hook_doubles import write_header
 from trainwarden.clock import SystemClock
+from trainwarden.collectors.processes.collector import ProcessesCollector
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS

@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from detectors.configured_detectors import chosen, rule
-from detectors.job_monitor import JobMonitor
 from tests.doubles import ManualClock
 from tests.servers.agent import AgentProcess
 from tests.servers.exporter_server import ExporterServer
 from tests.servers.exporters import Cluster
 from trainwarden import plugins
+from trainwarden.detectors.configured_detectors import chosen, rule
+from trainwarden.detectors.job_monitor import JobMonitor
 from trainwarden.errors import CollectorError
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, IncidentRecord, MetricsRecord, Record
@@ -36,7 +36,7 @@ def server() -> Iterator[ExporterServer]:
 
 
 def collector(server: ExporterServer, **more):
-    from collectors.prometheus.collector import PrometheusCollector
+    from trainwarden.collectors.prometheus.collector import PrometheusCollector
 
     settings = {"endpoints": server.endpoints(), "timeout_s": 60.0, **more}  # a busy machine must not lose a turn
     config = plugins.configure(PrometheusCollector, settings, "here")

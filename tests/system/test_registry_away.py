@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer_offline.registry.address import cache_folder
-from trainer_offline.registry.registry import Registry
 from trainwarden.errors import DataError
+from trainwarden.trainer_offline.registry.address import cache_folder
+from trainwarden.trainer_offline.registry.registry import Registry
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 

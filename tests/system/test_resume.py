@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from actions.launchers.local.ranks import LocalJob
-from actions.launchers.local.supervisor import Supervisor
 from tests.places import ROOT
 from tests.system.runs import WARDEN
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.clock import SystemClock
 from trainwarden.hook import read_header
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local import node_runner, port
-from actions.launchers.local.coordinator import SupervisorConfig
-from actions.launchers.local.ranks import LocalJob
-from actions.launchers.local.supervisor import Supervisor
 from trainwarden import rundir
+from trainwarden.actions.launchers.local import node_runner, port
+from trainwarden.actions.launchers.local.coordinator import SupervisorConfig
+from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.clock import SystemClock
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS

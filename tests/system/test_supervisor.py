@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from actions.launchers.local.client import LocalConfig, LocalLauncher
-from actions.launchers.local.coordinator import SupervisorConfig
-from actions.launchers.local.ranks import LocalJob
-from actions.launchers.local.supervisor import Supervisor
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.client import LocalConfig, LocalLauncher
+from trainwarden.actions.launchers.local.coordinator import SupervisorConfig
+from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Operation, Plan, Report, Verb
@@ -252,8 +252,8 @@ def test_a_launcher_after_a_killed_one_knows_what_was_done(tmp_path: Path) -> No
     code = f"""
 import sys
 from pathlib import Path
-from actions.launchers.local.ranks import Place
-from actions.launchers.local.supervisor import Supervisor
+from trainwarden.actions.launchers.local.ranks import Place
+from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.clock import SystemClock
 command = (sys.executable, "-S", "-c", {RANK!r})
 place = Place(command=command, ranks=2, run_dir=Path({str(tmp_path)!r}), job="job", node="node")

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.metrics.bundle.members import VoteConfig
 from tests.training_data import MODELS
-from trainer_offline.data.grids import PrepareConfig
-from trainer_offline.data.prepare import prepare
-from trainer_offline.fit.fit import fit
-from trainer_offline.fit.floors import GateConfig
-from trainer_offline.fit.gate import gate
-from trainer_offline.registry.publish import TrainedRun, register
-from trainer_offline.registry.registry import Registry
 from trainwarden.cli.run.demo_job import Demo
 from trainwarden.cli.run.demo_live import LiveView
 from trainwarden.cli.run.demo_plan import DemoPlan
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.shared.output import Voice
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
 from trainwarden.records import VerdictRecord
 from trainwarden.settings import Settings, parse
 from trainwarden.topics import VERDICTS
+from trainwarden.trainer_offline.data.grids import PrepareConfig
+from trainwarden.trainer_offline.data.prepare import prepare
+from trainwarden.trainer_offline.fit.fit import fit
+from trainwarden.trainer_offline.fit.floors import GateConfig
+from trainwarden.trainer_offline.fit.gate import gate
+from trainwarden.trainer_offline.registry.publish import TrainedRun, register
+from trainwarden.trainer_offline.registry.registry import Registry
 
 # MLflow and what it stands on warn of their own making.
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from actions.launchers.torchrun.operations import STOPPED_CODE
-from actions.launchers.torchrun.table import GAVE_UP_CODE
 from tests.places import ROOT
 from tests.system.torchrun_nodes import TorchrunNodes, until
 from trainwarden import rundir
+from trainwarden.actions.launchers.torchrun.operations import STOPPED_CODE
+from trainwarden.actions.launchers.torchrun.table import GAVE_UP_CODE
 from trainwarden.bus import address as buses
 from trainwarden.errors import LauncherError
 from trainwarden.records import EventRecord

@@ -14,10 +14,10 @@ import pytest
 
 from tests.system.runs import WARDEN
 from tests.training_data import batch
-from trainer_offline.registry.address import asking
-from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.version import CHALLENGER, CHAMPION
 from trainwarden.cli import main as command_line
+from trainwarden.trainer_offline.registry.address import asking
+from trainwarden.trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.version import CHALLENGER, CHAMPION
 
 # MLflow and what it stands on warn of their own making.
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

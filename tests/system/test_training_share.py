@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import LocalJob, environment
 from tests.torch_forks import Forked, TorchForks
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.microbatch_plan import PlanFile
+from trainwarden.actions.launchers.local.ranks import LocalJob, environment
 from trainwarden.hook import Header, read_header
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]

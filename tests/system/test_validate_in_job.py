@@ -49,7 +49,7 @@ FAULT = """
 
     class Slow(MetaPathFinder):
         def find_spec(self, name, path, target=None):
-            if name != "actions.validation.running.gemm":
+            if name != "trainwarden.actions.validation.running.gemm":
                 return None
             sys.meta_path.remove(self)
             spec = find_spec(name)

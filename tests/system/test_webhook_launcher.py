@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from actions.launchers.webhook.client import WebhookConfig, WebhookLauncher
 from tests.engine_doubles import Rig
 from tests.memory_launcher import MemoryLauncher
 from tests.servers.webhook import SECRET, WebhookService
+from trainwarden.actions.launchers.webhook.client import WebhookConfig, WebhookLauncher
 from trainwarden.errors import LauncherUnavailable
 from trainwarden.launching import Operation
 from trainwarden.protocols import Scope

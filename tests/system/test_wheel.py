@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from collectors.nccl_profiler import build
 from tests.places import ROOT
+from trainwarden.collectors.nccl_profiler import build
 
 pytestmark = pytest.mark.system
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from actions.engine.handler import EngineHandler
-from actions.remedies.policy import Rules
 from tests.contract.bus_harness import DEADLINE_S, wait_until
 from tests.memory_launcher import MemoryLauncher
 from tests.places import ROOT
 from tests.servers.kafka import KafkaBroker
+from trainwarden.actions.engine.handler import EngineHandler
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.bus.kafka.engine import KafkaBus, KafkaConfig
 from trainwarden.clock import SystemClock
 from trainwarden.commands.builders import on_job

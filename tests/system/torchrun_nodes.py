@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from actions.launchers.torchrun.client import TorchrunLauncher
 from tests.places import ROOT
 from tests.servers.ports import free_ports
 from trainwarden import plugins
+from trainwarden.actions.launchers.torchrun.client import TorchrunLauncher
 from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
 from trainwarden.protocols import Scope
 

@@ -1,4 +1,4 @@
 """The bus as Parquet files: written exactly once, joined, expired, read and exported.
 
-Read `trainer_offline.archive.service` first.
+Read `trainwarden.trainer_offline.archive.service` first.
 """

@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from trainer_offline.archive.layout import LOCKS
 from trainwarden.errors import DataError
+from trainwarden.trainer_offline.archive.layout import LOCKS
 
 _AT_FDCWD = -100  # linux/fcntl.h
 _RENAME_EXCHANGE = 2  # linux/fs.h

@@ -25,11 +25,27 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 
-from trainer_offline.archive.atomic import disk, exchange, flock, locked, make_folder, remove_unless_read, sync_folder
-from trainer_offline.archive.data_file import ROW_GROUP_ROWS, Footer, Part, free_part, part_of, read_footer, write_file
-from trainer_offline.archive.layout import COMPACTION, LOCKS, STAGING
-from trainer_offline.archive.schema import SCHEMAS
 from trainwarden.errors import DataError
+from trainwarden.trainer_offline.archive.atomic import (
+    disk,
+    exchange,
+    flock,
+    locked,
+    make_folder,
+    remove_unless_read,
+    sync_folder,
+)
+from trainwarden.trainer_offline.archive.data_file import (
+    ROW_GROUP_ROWS,
+    Footer,
+    Part,
+    free_part,
+    part_of,
+    read_footer,
+    write_file,
+)
+from trainwarden.trainer_offline.archive.layout import COMPACTION, LOCKS, STAGING
+from trainwarden.trainer_offline.archive.schema import SCHEMAS
 
 _BATCH_ROWS = 65_536
 

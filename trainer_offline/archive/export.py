@@ -19,12 +19,12 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 
-from trainer_offline.archive.atomic import disk, whole_file
-from trainer_offline.archive.export_calls import export_calls
-from trainer_offline.archive.export_metrics import export_metrics
-from trainer_offline.archive.layout import TOPIC_FOLDERS, job_folder
-from trainer_offline.archive.reader import batches
 from trainwarden.errors import DataError
+from trainwarden.trainer_offline.archive.atomic import disk, whole_file
+from trainwarden.trainer_offline.archive.export_calls import export_calls
+from trainwarden.trainer_offline.archive.export_metrics import export_metrics
+from trainwarden.trainer_offline.archive.layout import TOPIC_FOLDERS, job_folder
+from trainwarden.trainer_offline.archive.reader import batches
 
 _STEP_COLUMNS = (
     "time_s", "node", "rank", "incarnation", "step", "duration_s", "compute_s", "wait_s", "pause_s", "micro_batches",

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from trainer_offline.archive.atomic import whole_file
-from trainer_offline.archive.reader import batches
+from trainwarden.trainer_offline.archive.atomic import whole_file
+from trainwarden.trainer_offline.archive.reader import batches
 
 Ints = npt.NDArray[np.int64]
 _MAX_PLACES: Final = 1 << 20  # of a communicator, as many as there may be ranks (`trainwarden.records.Rank`)

@@ -17,11 +17,11 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-from trainer_offline.archive.atomic import disk, whole_file
-from trainer_offline.archive.reader import batches
 from trainwarden.errors import DataError
 from trainwarden.recorded.job import Ints
 from trainwarden.recorded.part import Part, ReadLimit, Survey
+from trainwarden.trainer_offline.archive.atomic import disk, whole_file
+from trainwarden.trainer_offline.archive.reader import batches
 
 _BLOCK_ROWS = 262_144
 _MAX_CELLS = 4_000_000  # of a wide block in memory: 32 MB

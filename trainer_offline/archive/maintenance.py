@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trainer_offline.archive.atomic import disk, locked, make_folder, sync_folder
-from trainer_offline.archive.compaction import compact_day, compaction_lock, discard, held_in
-from trainer_offline.archive.data_file import part_of
-from trainer_offline.archive.layout import COMPACTION, STAGING, TOPIC_FOLDERS, day_folders, day_of
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import DataError
 from trainwarden.settings import ArchiveSettings
+from trainwarden.trainer_offline.archive.atomic import disk, locked, make_folder, sync_folder
+from trainwarden.trainer_offline.archive.compaction import compact_day, compaction_lock, discard, held_in
+from trainwarden.trainer_offline.archive.data_file import part_of
+from trainwarden.trainer_offline.archive.layout import COMPACTION, STAGING, TOPIC_FOLDERS, day_folders, day_of
 
 log = logging.getLogger("trainwarden.archive")
 

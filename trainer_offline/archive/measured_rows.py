@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainer_offline.archive.schema import SCHEMAS
 from trainwarden.errors import RecordError
 from trainwarden.protocols import Message
 from trainwarden.records import CollectivesRecord, IterationRecord, LogRecord, MetricsRecord
+from trainwarden.trainer_offline.archive.schema import SCHEMAS
 
 _RANK = pa.int32()
 

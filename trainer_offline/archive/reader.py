@@ -15,12 +15,12 @@ import msgspec
 import pyarrow as pa
 from pyarrow import compute, parquet
 
-from trainer_offline.archive.atomic import disk, held_open
-from trainer_offline.archive.compaction import conform
-from trainer_offline.archive.data_file import part_of, read_footer
-from trainer_offline.archive.layout import TOPIC_FOLDERS, day_folders, job_days, job_folder
-from trainer_offline.archive.schema import SCHEMAS
 from trainwarden.errors import DataError
+from trainwarden.trainer_offline.archive.atomic import disk, held_open
+from trainwarden.trainer_offline.archive.compaction import conform
+from trainwarden.trainer_offline.archive.data_file import part_of, read_footer
+from trainwarden.trainer_offline.archive.layout import TOPIC_FOLDERS, day_folders, job_days, job_folder
+from trainwarden.trainer_offline.archive.schema import SCHEMAS
 
 BATCH_ROWS = 65_536
 

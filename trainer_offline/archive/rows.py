@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from trainer_offline.archive.measured_rows import collectives, iterations, logs, metrics, row_batch
-from trainer_offline.archive.schema import SCHEMAS, time_of
 from trainwarden.errors import RecordError
 from trainwarden.protocols import Message
 from trainwarden.records import IncidentRecord, Suspect, VerdictRecord
+from trainwarden.trainer_offline.archive.measured_rows import collectives, iterations, logs, metrics, row_batch
+from trainwarden.trainer_offline.archive.schema import SCHEMAS, time_of
 
 Rejected = tuple[Message, str]
 _ORIGIN = ("written_s", "bus_partition", "bus_offset")

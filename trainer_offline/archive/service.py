@@ -4,8 +4,9 @@ Committing by durability: a file per poll would be thousands of tiny ones, and a
 everything twice. The bus is a durable log already, so rows wait in memory until they are worth a file
 (`ArchiveSettings.flush_bytes`, `flush_s`) and offsets are committed only when nothing waits. The service loop commits
 after every round; `GatedBus` stands between and lets a commit through only then. Killed anywhere, the process gets all
-that was not committed again and recognises by file names what is on disk (`trainer_offline.archive.writer`). Run on a
-bus without the gate, the handler writes files at every round instead: many, but never a commit ahead of the disk.
+that was not committed again and recognises by file names what is on disk
+(`trainwarden.trainer_offline.archive.writer`). Run on a bus without the gate, the handler writes files at every round
+instead: many, but never a commit ahead of the disk.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from typing import Any
 
 import msgspec
 
-from trainer_offline.archive.layout import ARCHIVED
-from trainer_offline.archive.maintenance import Maintenance
-from trainer_offline.archive.writer import ArchiveWriter
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import WardenError
@@ -30,6 +28,9 @@ from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import Output, ServiceLoop
 from trainwarden.settings import ArchiveSettings, Settings
 from trainwarden.topics import Topic
+from trainwarden.trainer_offline.archive.layout import ARCHIVED
+from trainwarden.trainer_offline.archive.maintenance import Maintenance
+from trainwarden.trainer_offline.archive.writer import ArchiveWriter
 
 log = logging.getLogger("trainwarden.archive")
 

@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from trainer_offline.archive.atomic import disk, flock, locked, make_folder, sync_folder
-from trainer_offline.archive.data_file import Footer, Part, free_part, part_of, read_footer, write_file
-from trainer_offline.archive.layout import FOLDER_OF, LOCKS, STAGING, job_folder
-from trainer_offline.archive.rows import Rejected, to_batch
-from trainer_offline.archive.schema import day_of_message
 from trainwarden.errors import DataError
 from trainwarden.protocols import Message
+from trainwarden.trainer_offline.archive.atomic import disk, flock, locked, make_folder, sync_folder
+from trainwarden.trainer_offline.archive.data_file import Footer, Part, free_part, part_of, read_footer, write_file
+from trainwarden.trainer_offline.archive.layout import FOLDER_OF, LOCKS, STAGING, job_folder
+from trainwarden.trainer_offline.archive.rows import Rejected, to_batch
+from trainwarden.trainer_offline.archive.schema import day_of_message
 
 _LOOKS = 10  # a day is not joined so often between a listing and the next
 _MAX_KNOWN = 20_000  # day folders whose contents are remembered; beyond it they are looked up again

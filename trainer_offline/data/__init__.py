@@ -1,4 +1,4 @@
 """From recorded jobs to training and test data.
 
-Read `trainer_offline.data.prepare` first.
+Read `trainwarden.trainer_offline.data.prepare` first.
 """

@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from detectors.job.samples import Entity
+from trainwarden.detectors.job.samples import Entity
 from trainwarden.errors import DataError
 from trainwarden.records import IncidentKind
 

@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from trainer_offline.archive.atomic import disk, locked, sync_folder
-from trainer_offline.data.annotation_rows import (
+from trainwarden.errors import DataError
+from trainwarden.trainer_offline.archive.atomic import disk, locked, sync_folder
+from trainwarden.trainer_offline.data.annotation_rows import (
     COLUMNS,
     FILE,
     Annotation,
@@ -34,7 +35,6 @@ from trainer_offline.data.annotation_rows import (
     parse_time,
     row_of,
 )
-from trainwarden.errors import DataError
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 

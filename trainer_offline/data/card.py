@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from trainer_offline.data.prepare_job import PreparedJob
+from trainwarden.trainer_offline.data.prepare_job import PreparedJob
 
 BY_TIME: Final = "time blocks"  # how the split of a single job begins
 DIGEST: Final = 12  # hexadecimal digits: two of a million jobs share them by chance once in 500 runs

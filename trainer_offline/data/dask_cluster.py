@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 import trainwarden
-from trainer_offline.data.prepare_job import PreparedJob, Task, files_of, prepare_job
 from trainwarden.errors import ConfigError, DataError
+from trainwarden.trainer_offline.data.prepare_job import PreparedJob, Task, files_of, prepare_job
 
 CONNECT_S: Final = 20.0
 WORKERS_S: Final = 60.0  # a cluster that scales up, or restarts its workers, has one by then

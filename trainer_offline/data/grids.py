@@ -3,7 +3,7 @@
 The rules for what is missing, in order: an infinite value counts as missing; a sample without any value is left out; of
 a grid up to `fill_samples` empty places repeat the sample before; a longer gap ends a stretch; single missing values
 stay missing (every model fills them with its own normal value); a metric measured in less than half of the rows is not
-trained on (`detectors.metrics.bundle.preparation`).
+trained on (`trainwarden.detectors.metrics.bundle.preparation`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import Entity
-from detectors.recorded.grids import MetricGrid
-from trainer_offline.data.annotation_rows import Culprit
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.recorded.grids import MetricGrid
 from trainwarden.settings import Config
+from trainwarden.trainer_offline.data.annotation_rows import Culprit
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

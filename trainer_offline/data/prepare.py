@@ -16,18 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
-from detectors.job.samples import Entity
-from trainer_offline.archive.layout import TOPIC_FOLDERS
-from trainer_offline.archive.reader import jobs as archived_jobs
-from trainer_offline.data.annotations import Culprit, named, spans
-from trainer_offline.data.annotations import read as read_annotations
-from trainer_offline.data.card import BY_TIME, DataCard, card_of
-from trainer_offline.data.grids import Floats, PrepareConfig, Span, stretches
-from trainer_offline.data.prepare_job import PreparedJob, Task
-from trainer_offline.data.workers import Outcome, outcomes
-from trainer_offline.progress import Tell, silent
+from trainwarden.detectors.job.samples import Entity
 from trainwarden.errors import DataError
 from trainwarden.recorded.folder import is_batch, jobs_in
+from trainwarden.trainer_offline.archive.layout import TOPIC_FOLDERS
+from trainwarden.trainer_offline.archive.reader import jobs as archived_jobs
+from trainwarden.trainer_offline.data.annotations import Culprit, named, spans
+from trainwarden.trainer_offline.data.annotations import read as read_annotations
+from trainwarden.trainer_offline.data.card import BY_TIME, DataCard, card_of
+from trainwarden.trainer_offline.data.grids import Floats, PrepareConfig, Span, stretches
+from trainwarden.trainer_offline.data.prepare_job import PreparedJob, Task
+from trainwarden.trainer_offline.data.workers import Outcome, outcomes
+from trainwarden.trainer_offline.progress import Tell, silent
 
 METRICS = "metrics"  # the archive's folder
 SHOWN_NAMES = 5

@@ -12,12 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from detectors.peers.roles import roles
-from detectors.recorded.grids import MetricGrid, metric_grids
-from trainer_offline.archive.export_metrics import export_part
-from trainer_offline.archive.layout import job_folder
-from trainer_offline.data.annotation_rows import Culprit
-from trainer_offline.data.grids import (
+from trainwarden.catalogue import Metric, add, added, lookup
+from trainwarden.detectors.peers.roles import roles
+from trainwarden.detectors.recorded.grids import MetricGrid, metric_grids
+from trainwarden.errors import DataError
+from trainwarden.recorded.folder import read_metrics_of
+from trainwarden.recorded.job import RecordedJob
+from trainwarden.recorded.part import ReadLimit
+from trainwarden.trainer_offline.archive.export_metrics import export_part
+from trainwarden.trainer_offline.archive.layout import job_folder
+from trainwarden.trainer_offline.data.annotation_rows import Culprit
+from trainwarden.trainer_offline.data.grids import (
     Flags,
     Floats,
     JobGrid,
@@ -28,12 +33,7 @@ from trainer_offline.data.grids import (
     on_grid,
     thinned,
 )
-from trainer_offline.data.settling import ending_index, settled_index
-from trainwarden.catalogue import Metric, add, added, lookup
-from trainwarden.errors import DataError
-from trainwarden.recorded.folder import read_metrics_of
-from trainwarden.recorded.job import RecordedJob
-from trainwarden.recorded.part import ReadLimit
+from trainwarden.trainer_offline.data.settling import ending_index, settled_index
 
 _READ = ("metrics.", "job.toml")
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from trainer_offline.data.grids import Floats
+from trainwarden.trainer_offline.data.grids import Floats
 
 UNSETTLED_METRICS: Final = 0.2  # of the metrics measured at the start, so many have to be off their later range
 MARGIN: Final = 0.25  # of the later range: outside it by more is another level

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 
-from detectors.recorded.processes import processes, submit_all
-from trainer_offline.data.prepare_job import PreparedJob, Task, prepare_job
+from trainwarden.detectors.recorded.processes import processes, submit_all
 from trainwarden.errors import DataError
+from trainwarden.trainer_offline.data.prepare_job import PreparedJob, Task, prepare_job
 
 Outcome = PreparedJob | DataError
 """A job, or why it cannot be used."""
@@ -34,7 +34,7 @@ def outcomes(tasks: Sequence[Task], workers: int | None = None, dask: str | None
         If the cluster cannot be used, or the workers are lost.
     """
     if dask is not None:
-        from trainer_offline.data.dask_cluster import on_cluster
+        from trainwarden.trainer_offline.data.dask_cluster import on_cluster
 
         return on_cluster(dask, tasks)
     count = min(len(tasks), workers or os.cpu_count() or 1)

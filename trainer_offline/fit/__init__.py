@@ -1,4 +1,4 @@
 """Fitting every trainable detector, judging it on test jobs, and the gate.
 
-Read `trainer_offline.fit.fit` first.
+Read `trainwarden.trainer_offline.fit.fit` first.
 """

@@ -3,7 +3,7 @@
 Jobs of a cluster are pooled by family of entities: one GPU model learns from all GPUs of all training jobs, since it
 has to serve jobs that it has never seen. Each entity's own level is not lost by that: the vote follows every entity's
 scale, from the pooled one on where entities are alike, and from nothing where their levels differ by more than they
-vary (`detectors.metrics.bundle.levels`); which of the two is said in the card.
+vary (`trainwarden.detectors.metrics.bundle.levels`); which of the two is said in the card.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from detectors.job.samples import Entity
-from detectors.metrics.bundle.bundle import ModelBundle, versions_of
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.bundle.metric_vote import MetricVote
-from trainer_offline.data.grids import Floats
-from trainer_offline.data.prepare import GROUP_OFFSET_S, TrainingData
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle, versions_of
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
 from trainwarden.errors import DataError, DetectorError
+from trainwarden.trainer_offline.data.grids import Floats
+from trainwarden.trainer_offline.data.prepare import GROUP_OFFSET_S, TrainingData
 
 SOON_S: Final = 600.0
 """A scale of an entity's own costs its warm-up. Where that is over so soon it is worth it: two jobs that are alike say

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from detectors.metrics.hysteresis import ModelVoteConfig
-from trainer_offline.fit.bounds import count_bounds, most_by_chance, share_bounds
-from trainer_offline.fit.judge import Quality
-from trainer_offline.fit.weights import Weight
+from trainwarden.detectors.metrics.hysteresis import ModelVoteConfig
 from trainwarden.settings import Config
+from trainwarden.trainer_offline.fit.bounds import count_bounds, most_by_chance, share_bounds
+from trainwarden.trainer_offline.fit.judge import Quality
+from trainwarden.trainer_offline.fit.weights import Weight
 
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 ALERT_SAMPLES: Final = ModelVoteConfig().close_samples  # an alert lasts as long at least: so many samples are one trial

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.vote import ENSEMBLE
-from detectors.metrics.votes import VOTES, MetricMeanVote
-from trainer_offline.data.card import DIGEST
-from trainer_offline.data.prepare_job import PreparedJob
-from trainer_offline.fit.floors import GateConfig, GateResult, decide
-from trainer_offline.fit.judge import Tally, judge
-from trainer_offline.fit.weights import Counted, Weight, weighed
-from trainer_offline.progress import Tell, silent
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.vote import ENSEMBLE
+from trainwarden.detectors.metrics.votes import VOTES, MetricMeanVote
+from trainwarden.trainer_offline.data.card import DIGEST
+from trainwarden.trainer_offline.data.prepare_job import PreparedJob
+from trainwarden.trainer_offline.fit.floors import GateConfig, GateResult, decide
+from trainwarden.trainer_offline.fit.judge import Tally, judge
+from trainwarden.trainer_offline.fit.weights import Counted, Weight, weighed
+from trainwarden.trainer_offline.progress import Tell, silent
 
 FEWEST_NEW: Final = 60  # samples of the models' own interval, their look-back; of less there is nothing to compare by
 

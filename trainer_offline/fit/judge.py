@@ -15,15 +15,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import FamilySamples
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.hysteresis import REFERENCE_S
-from detectors.metrics.scores import MetricScorer
-from detectors.metrics.vote import ModelVoteConfig
-from trainer_offline.data.grids import Flags, Floats, JobGrid
-from trainer_offline.data.prepare_job import PreparedJob
-from trainer_offline.fit.weights import Counted
+from trainwarden.detectors.job.samples import FamilySamples
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.hysteresis import REFERENCE_S
+from trainwarden.detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.metrics.vote import ModelVoteConfig
+from trainwarden.trainer_offline.data.grids import Flags, Floats, JobGrid
+from trainwarden.trainer_offline.data.prepare_job import PreparedJob
+from trainwarden.trainer_offline.fit.weights import Counted
 
 BLOCK_CELLS: Final = 8_000_000  # values scored in one call: 64 MB
 INJECTED_SAMPLES: Final = 30  # no time: models look back by samples of their own interval
@@ -153,7 +153,7 @@ def scored(bundle: ModelBundle, grid: JobGrid) -> dict[str, Floats]:
 
 
 def alerts(scores: Floats, entities: int, every_s: float, config: ModelVoteConfig) -> Flags:
-    """When each entity is anomalous ``[r, n]``: as the votes decide on line (`detectors.metrics.vote`)."""
+    """When each entity is anomalous ``[r, n]``: as the votes decide on line (`trainwarden.detectors.metrics.vote`)."""
     samples = np.full(scores.shape[1], every_s)
     return config.opened(scores, config.thresholds_of(entities, samples), samples)
 

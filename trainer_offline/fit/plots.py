@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer_offline.data.grids import Flags, Floats
-from trainer_offline.fit.judge import Tally
+from trainwarden.trainer_offline.data.grids import Flags, Floats
+from trainwarden.trainer_offline.fit.judge import Tally
 
 MAX_JOBS = 8
 MARGINS_IN = (0.75, 0.2, 0.5, 0.55)  # left, right, below and above: room for numbers, labels and titles

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from trainer_offline.fit.bounds import share_bounds
+from trainwarden.trainer_offline.fit.bounds import share_bounds
 
 ENOUGH: Final = 2.0  # `EnsembleConfig.metric_votes`, in whose units weights are
 CEILING: Final = 0.5  # of what is enough: one model decides nothing, two have to agree (Wu et al. 2023, section V-B)

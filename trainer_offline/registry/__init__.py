@@ -1,4 +1,4 @@
 """Versions of models in MLflow: published, promoted, and fetched for serving.
 
-Read `trainer_offline.registry.registry` first.
+Read `trainwarden.trainer_offline.registry.registry` first.
 """

@@ -17,15 +17,15 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.calibration import Calibration
-from detectors.metrics.bundle.members import WINDOW_MODELS
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.bundle.on_columns import OnColumns
-from detectors.metrics.bundle.preparation import Preparation
-from detectors.metrics.bundle.sampling_interval import SamplingInterval
-from detectors.metrics.bundle.scale import Scale
-from detectors.protocol import PROVISIONAL_SHARE
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.calibration import Calibration
+from trainwarden.detectors.metrics.bundle.members import WINDOW_MODELS
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.bundle.on_columns import OnColumns
+from trainwarden.detectors.metrics.bundle.preparation import Preparation
+from trainwarden.detectors.metrics.bundle.sampling_interval import SamplingInterval
+from trainwarden.detectors.metrics.bundle.scale import Scale
+from trainwarden.detectors.protocol import PROVISIONAL_SHARE
 from trainwarden.errors import DetectorError
 
 ENSEMBLE: Final = "ensemble"

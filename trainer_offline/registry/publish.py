@@ -17,19 +17,28 @@ from typing import Any
 
 import msgspec
 
-from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
-from trainer_offline.data.card import DataCard
-from trainer_offline.fit.floors import GateResult
-from trainer_offline.fit.judge import Tally
-from trainer_offline.fit.plots import draw
-from trainer_offline.fit.weights import Weight
-from trainer_offline.progress import Tell, silent
-from trainer_offline.registry.address import asking, experiment_of
-from trainer_offline.registry.parts import ENSEMBLE, parts_of, preparation_hash
-from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.version import CARD, CHAMPION, CUT, MAX_TAG, PROVISIONAL, Version, registered_name, tag_of
+from trainwarden.detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
+from trainwarden.trainer_offline.data.card import DataCard
+from trainwarden.trainer_offline.fit.floors import GateResult
+from trainwarden.trainer_offline.fit.judge import Tally
+from trainwarden.trainer_offline.fit.plots import draw
+from trainwarden.trainer_offline.fit.weights import Weight
+from trainwarden.trainer_offline.progress import Tell, silent
+from trainwarden.trainer_offline.registry.address import asking, experiment_of
+from trainwarden.trainer_offline.registry.parts import ENSEMBLE, parts_of, preparation_hash
+from trainwarden.trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.version import (
+    CARD,
+    CHAMPION,
+    CUT,
+    MAX_TAG,
+    PROVISIONAL,
+    Version,
+    registered_name,
+    tag_of,
+)
 
-LOADER = "trainer_offline.registry.pyfunc"
+LOADER = "trainwarden.trainer_offline.registry.pyfunc"
 REQUIREMENTS = ["trainwarden[detect]"]
 MAX_REASON = 500  # characters of a reason in a tag, where not all fit
 
@@ -238,7 +247,7 @@ def _example(bundle: ModelBundle, name: str) -> Any:
     """A row as the model takes it: normal metric values, or for the ensemble its members' scores."""
     import pandas as pd
 
-    from trainer_offline.fit.fit import blank_row
+    from trainwarden.trainer_offline.fit.fit import blank_row
 
     vote = next(vote for vote in bundle.votes.values() if name == ENSEMBLE or name in vote.models)
     row = dict.fromkeys(vote.models, 0.1) if name == ENSEMBLE else blank_row(vote)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
-from detectors.metrics.bundle.calibration import unsqueeze
-from detectors.metrics.bundle.members import by_name
-from detectors.metrics.bundle.metric_vote import MetricVote
-from trainer_offline.registry.parts import ENSEMBLE
+from trainwarden.detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
+from trainwarden.detectors.metrics.bundle.calibration import unsqueeze
+from trainwarden.detectors.metrics.bundle.members import by_name
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
 from trainwarden.errors import DetectorError
+from trainwarden.trainer_offline.registry.parts import ENSEMBLE
 
 
 class Served:

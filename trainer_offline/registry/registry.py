@@ -22,10 +22,11 @@ from typing import Any, Final
 
 import msgspec
 
-from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
-from trainer_offline.data.card import DataCard
-from trainer_offline.registry.address import RegistryAway, asking, client_of, tracking_uri
-from trainer_offline.registry.version import (
+from trainwarden.detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
+from trainwarden.errors import ConfigError, DetectorError
+from trainwarden.trainer_offline.data.card import DataCard
+from trainwarden.trainer_offline.registry.address import RegistryAway, asking, client_of, tracking_uri
+from trainwarden.trainer_offline.registry.version import (
     CARD,
     CHALLENGER,
     CHAMPION,
@@ -39,7 +40,6 @@ from trainer_offline.registry.version import (
     registered_name,
     version_of,
 )
-from trainwarden.errors import ConfigError, DetectorError
 
 LOST: Final = "its artifact is gone or cannot be fetched"
 _ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")

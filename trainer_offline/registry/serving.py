@@ -16,14 +16,14 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.source import ModelSet
-from trainer_offline.registry.address import cache_folder
-from trainer_offline.registry.parts import ENSEMBLE, join
-from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.version import CHAMPION, PROVISIONAL
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.source import ModelSet
 from trainwarden.errors import ConfigError, DataError, DetectorError
 from trainwarden.state import load_json, save_json
+from trainwarden.trainer_offline.registry.address import cache_folder
+from trainwarden.trainer_offline.registry.parts import ENSEMBLE, join
+from trainwarden.trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.version import CHAMPION, PROVISIONAL
 
 SERVED: Final = "served.json"
 KEPT_SETS: Final = 4  # older ones are removed
@@ -109,7 +109,7 @@ def local_bundle(registry: str | None, alias: str = CHAMPION) -> Path:
 
 @dataclass(slots=True)
 class RegistrySource:
-    """A `detectors.metrics.source.ModelSource` that follows a registry's aliases.
+    """A `trainwarden.detectors.metrics.source.ModelSource` that follows a registry's aliases.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
 """The trainer service: when to train again, and one whole run.
 
-Read `trainer_offline.service.handler` first.
+Read `trainwarden.trainer_offline.service.handler` first.
 """

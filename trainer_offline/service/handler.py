@@ -14,10 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.version import CHALLENGER, CHAMPION, PROVISIONAL, RUNNING
-from trainer_offline.service.drift import DriftWatch
-from trainer_offline.service.training_process import TrainingProcess
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, DataError
@@ -28,6 +24,10 @@ from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import Output, ServiceLoop
 from trainwarden.settings import Settings
 from trainwarden.topics import EVENTS, VERDICTS, Topic
+from trainwarden.trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.version import CHALLENGER, CHAMPION, PROVISIONAL, RUNNING
+from trainwarden.trainer_offline.service.drift import DriftWatch
+from trainwarden.trainer_offline.service.training_process import TrainingProcess
 
 log = logging.getLogger("trainwarden.trainer")
 

@@ -12,21 +12,21 @@ from typing import Any
 
 import msgspec
 
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from trainer_offline.data.card import BY_TIME, DataCard
-from trainer_offline.data.grids import PrepareConfig
-from trainer_offline.data.prepare import prepare
-from trainer_offline.fit.fit import fit
-from trainer_offline.fit.floors import GateConfig, needed
-from trainer_offline.fit.gate import Champion, gate
-from trainer_offline.progress import Tell, TellStage, silent_stage
-from trainer_offline.registry.publish import TrainedRun, register
-from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.serving import Wanted, assemble
-from trainer_offline.registry.version import CHAMPION, Version, listed
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
 from trainwarden.errors import DataError, DetectorError
 from trainwarden.settings import Config
+from trainwarden.trainer_offline.data.card import BY_TIME, DataCard
+from trainwarden.trainer_offline.data.grids import PrepareConfig
+from trainwarden.trainer_offline.data.prepare import prepare
+from trainwarden.trainer_offline.fit.fit import fit
+from trainwarden.trainer_offline.fit.floors import GateConfig, needed
+from trainwarden.trainer_offline.fit.gate import Champion, gate
+from trainwarden.trainer_offline.progress import Tell, TellStage, silent_stage
+from trainwarden.trainer_offline.registry.publish import TrainedRun, register
+from trainwarden.trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.serving import Wanted, assemble
+from trainwarden.trainer_offline.registry.version import CHAMPION, Version, listed
 
 
 class TrainConfig(Config, frozen=True, kw_only=True):
@@ -54,7 +54,8 @@ def train(
     Parameters
     ----------
     dask : str, optional
-        Address of a Dask scheduler whose workers read and prepare the jobs (`trainer_offline.data.dask_cluster`).
+        Address of a Dask scheduler whose workers read and prepare the jobs:
+        `trainwarden.trainer_offline.data.dask_cluster`.
 
     Raises
     ------

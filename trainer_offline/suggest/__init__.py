@@ -1,4 +1,4 @@
 """Suggests annotations of recorded jobs: changed levels, odd stretches, ranks of one role.
 
-Read `trainer_offline.suggest.change_points` first.
+Read `trainwarden.trainer_offline.suggest.change_points` first.
 """

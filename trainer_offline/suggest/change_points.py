@@ -1,8 +1,8 @@
 """Where the level of a whole series changes, found afterwards: PELT with a penalty by rule.
 
 Killick, Fearnhead and Eckley (2012, JASA 107:1590), ruptures' implementation in C (`KernelCPD`, linear kernel, which is
-the cost of a mean). The online detector (`detectors.pace.shifts`) decides within a few steps; here the rest of the
-series is known, so that a change needs no alarm but a level that lasted.
+the cost of a mean). The online detector (`trainwarden.detectors.pace.shifts`) decides within a few steps; here the rest
+of the series is known, so that a change needs no alarm but a level that lasted.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import stumpy
 
-from trainer_offline.suggest.change_points import TOO_LARGE, Floats
 from trainwarden.settings import Config
+from trainwarden.trainer_offline.suggest.change_points import TOO_LARGE, Floats
 
 MEASURED: Final = 0.5  # of the samples: what is missing more often is not compared
 LEAST_WINDOWS: Final = 8  # that a recording has to have room for, or nothing is usual in it

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from detectors.job.samples import Entity
-from detectors.recorded.grids import MetricGrid, metric_grids
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.recorded.grids import MetricGrid, metric_grids
 from trainwarden.recorded.job import IterationTable, RecordedJob
 
 Floats = npt.NDArray[np.float64]

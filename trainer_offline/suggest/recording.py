@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from trainer_offline.archive.export import export_iterations
-from trainer_offline.archive.export_metrics import export_part
-from trainer_offline.archive.layout import job_folder
-from trainer_offline.data.prepare import Source, sources
 from trainwarden.errors import DataError
 from trainwarden.recorded.folder import read_levels_of
 from trainwarden.recorded.job import RecordedJob
 from trainwarden.recorded.part import ReadLimit
+from trainwarden.trainer_offline.archive.export import export_iterations
+from trainwarden.trainer_offline.archive.export_metrics import export_part
+from trainwarden.trainer_offline.archive.layout import job_folder
+from trainwarden.trainer_offline.data.prepare import Source, sources
 
 LEVELS: Final = ("metrics", "iterations")
 MAX_CELLS: Final = 10_000_000  # values of metrics of one job, as for training: about 1 GB

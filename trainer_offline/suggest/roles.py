@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.roster import LEAST_ALIKE
-from detectors.job.samples import Entity, name_of
-from trainer_offline.suggest.entity_series import EntitySeries, Floats
+from trainwarden.detectors.job.roster import LEAST_ALIKE
+from trainwarden.detectors.job.samples import Entity, name_of
+from trainwarden.trainer_offline.suggest.entity_series import EntitySeries, Floats
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that h5py is missing, which is for keeping models in files of its own

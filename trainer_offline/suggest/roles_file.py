@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import Entity
-from trainer_offline.archive.atomic import disk, whole_file
+from trainwarden.detectors.job.samples import Entity
 from trainwarden.errors import DataError
 from trainwarden.hook import ranks_text
+from trainwarden.trainer_offline.archive.atomic import disk, whole_file
 
 
 def ranks_by_role(entities: Sequence[Entity], labels: npt.NDArray[np.int64]) -> dict[str, list[int]]:

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import pandas as pd
 
-from detectors.recorded.grids import metric_grids
-from trainer_offline.suggest.change_points import TOO_LARGE, Floats, Ints
 from trainwarden.catalogue import lookup
+from trainwarden.detectors.recorded.grids import metric_grids
 from trainwarden.recorded.job import IterationTable, RecordedJob
+from trainwarden.trainer_offline.suggest.change_points import TOO_LARGE, Floats, Ints
 
 STEP: Final = "step duration"
 MOST_ROWS: Final = 2_000_000  # of ranks that step together: 9 s, and their median hardly moves with more of them

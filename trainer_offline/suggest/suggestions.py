@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from trainer_offline.data.annotation_rows import Annotation
-from trainer_offline.suggest.change_points import Change, ChangeConfig, change_points
-from trainer_offline.suggest.series import STEP, Series
+from trainwarden.trainer_offline.data.annotation_rows import Annotation
+from trainwarden.trainer_offline.suggest.change_points import Change, ChangeConfig, change_points
+from trainwarden.trainer_offline.suggest.series import STEP, Series
 
 STEPS: Final = ChangeConfig()
 # A load's phases overlap; what asks for a person's time should hardly do so.

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from trainer_offline.suggest.change_points import Floats
-from trainer_offline.suggest.discords import Discord, DiscordConfig, discords
-from trainer_offline.suggest.series import STEP, Series
-from trainer_offline.suggest.suggestions import Suggestion, Unlike
+from trainwarden.trainer_offline.suggest.change_points import Floats
+from trainwarden.trainer_offline.suggest.discords import Discord, DiscordConfig, discords
+from trainwarden.trainer_offline.suggest.series import STEP, Series
+from trainwarden.trainer_offline.suggest.suggestions import Suggestion, Unlike
 
 STRETCH: Final = DiscordConfig()
 

@@ -20,7 +20,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, omit_defaults=True, tag="dea
 
 
 class SnapshotRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="snapshot"):
-    """A part of what a detection service remembers of a job; see `detectors.snapshots`, also for offsets by topic."""
+    """A part of what a detection service remembers of a job, or its offsets; see `trainwarden.detectors.snapshots`."""
 
     job: str
     number: Annotated[int, msgspec.Meta(ge=1)]

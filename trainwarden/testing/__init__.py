@@ -1,4 +1,4 @@
-"""Contract checks that a plug-in's own test calls, for collectors and launchers (detectors: `detectors.testing`).
+"""Contract checks for a plug-in's own test: collectors and launchers (detectors: `trainwarden.detectors.testing`).
 
 Read `trainwarden.testing.plugin` first.
 """

@@ -29,7 +29,8 @@ class Unreachable(Exception):
 class Place(NamedTuple):
     """Whose agent this is; `host` is where others find us, None: by the address that the service is reached from.
 
-    The rest is what a person has asked for (`actions.launchers.torchrun.messages.Hello`); None: nothing was said.
+    The rest is what a person has asked for (`trainwarden.actions.launchers.torchrun.messages.Hello`); None: nothing was
+    said.
     """
 
     job: str

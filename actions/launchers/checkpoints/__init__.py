@@ -1,4 +1,4 @@
 """Which checkpoint a restarted job goes on from, and whether it did; nothing is written or unpickled here.
 
-Read `actions.launchers.checkpoints.resumption` first.
+Read `trainwarden.actions.launchers.checkpoints.resumption` first.
 """

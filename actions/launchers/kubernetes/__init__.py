@@ -1,4 +1,4 @@
 """The Kubernetes launcher: JobSets and PyTorchJobs restarted, stopped, and taken off nodes that are cordoned.
 
-Read `actions.launchers.kubernetes.client` first.
+Read `trainwarden.actions.launchers.kubernetes.client` first.
 """

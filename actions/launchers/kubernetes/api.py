@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from actions.launchers.breakers import Breakers
+from trainwarden.actions.launchers.breakers import Breakers
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 
 MAX_ANSWER_BYTES: Final = 64 * 2**20  # a page of pods has 10 KB each

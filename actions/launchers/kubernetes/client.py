@@ -11,14 +11,14 @@ from typing import Annotated, Final
 
 import msgspec
 
-from actions.launchers.kubernetes.api import Api, Conflict, Missing
-from actions.launchers.kubernetes.jobs import KINDS, NOTE, OBJECTS, QUEUE, Job, KindName
-from actions.launchers.kubernetes.nodes import NAME, Nodes
-from actions.launchers.kubernetes.note import MAX_WHY_CHARS, Entry, Note
-from actions.launchers.kubernetes.objects import Pod
-from actions.launchers.kubernetes.rights import no_right
-from actions.launchers.kubernetes.states import MOVING, dry, entry_of, generation, phase
-from actions.launchers.kubernetes.steps import Step, Steps
+from trainwarden.actions.launchers.kubernetes.api import Api, Conflict, Missing
+from trainwarden.actions.launchers.kubernetes.jobs import KINDS, NOTE, OBJECTS, QUEUE, Job, KindName
+from trainwarden.actions.launchers.kubernetes.nodes import NAME, Nodes
+from trainwarden.actions.launchers.kubernetes.note import MAX_WHY_CHARS, Entry, Note
+from trainwarden.actions.launchers.kubernetes.objects import Pod
+from trainwarden.actions.launchers.kubernetes.rights import no_right
+from trainwarden.actions.launchers.kubernetes.states import MOVING, dry, entry_of, generation, phase
+from trainwarden.actions.launchers.kubernetes.steps import Step, Steps
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import (
     NODE_VERBS,

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from actions.launchers.kubernetes.objects import Condition, Meta, Pod
+from trainwarden.actions.launchers.kubernetes.objects import Condition, Meta, Pod
 
 NOTE: Final = "trainwarden/operations"
 QUEUE: Final = "kueue.x-k8s.io/queue-name"

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from actions.launchers.kubernetes.api import STRATEGIC, Api, Missing
-from actions.launchers.kubernetes.objects import CONDITION, CORDONED, Node
+from trainwarden.actions.launchers.kubernetes.api import STRATEGIC, Api, Missing
+from trainwarden.actions.launchers.kubernetes.objects import CONDITION, CORDONED, Node
 
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # of a DNS subdomain: no list, no path, no option
 _ASKED_ALONE: Final = 32  # one request each; of more nodes the whole list is read

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from actions.launchers.kubernetes.api import Api
-from actions.launchers.kubernetes.jobs import Kind
+from trainwarden.actions.launchers.kubernetes.api import Api
+from trainwarden.actions.launchers.kubernetes.jobs import Kind
 from trainwarden.launching import NODE_VERBS, Verb
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from actions.launchers.kubernetes.jobs import Job
-from actions.launchers.kubernetes.note import Entry, Note, Stage
-from actions.launchers.kubernetes.objects import Pod
+from trainwarden.actions.launchers.kubernetes.jobs import Job
+from trainwarden.actions.launchers.kubernetes.note import Entry, Note, Stage
+from trainwarden.actions.launchers.kubernetes.objects import Pod
 from trainwarden.launching import JobPhase, Operation, Verb
 
 # A job that is made anew under its name was born later, and nobody does a million things to one job.

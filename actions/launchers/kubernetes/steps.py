@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from actions.launchers.kubernetes.api import Api, Conflict, Denied, Missing
-from actions.launchers.kubernetes.jobs import KINDS, Job
-from actions.launchers.kubernetes.nodes import Nodes
-from actions.launchers.kubernetes.note import Entry
-from actions.launchers.kubernetes.objects import Pod
+from trainwarden.actions.launchers.kubernetes.api import Api, Conflict, Denied, Missing
+from trainwarden.actions.launchers.kubernetes.jobs import KINDS, Job
+from trainwarden.actions.launchers.kubernetes.nodes import Nodes
+from trainwarden.actions.launchers.kubernetes.note import Entry
+from trainwarden.actions.launchers.kubernetes.objects import Pod
 
 
 class Step(msgspec.Struct, frozen=True):

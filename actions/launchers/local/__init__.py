@@ -1,4 +1,4 @@
 """The local launcher: ranks of one machine, started, watched and restarted in place.
 
-Read `actions.launchers.local.coordinator` first.
+Read `trainwarden.actions.launchers.local.coordinator` first.
 """

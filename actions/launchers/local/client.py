@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from actions.launchers.local import journal
-from actions.launchers.local.control import (
+from trainwarden import rundir
+from trainwarden.actions.launchers.local import journal
+from trainwarden.actions.launchers.local.control import (
     CAPABILITIES,
     MAX_LINE_BYTES,
     AskState,
@@ -18,7 +19,6 @@ from actions.launchers.local.control import (
     Submit,
     short_path,
 )
-from trainwarden import rundir
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, LauncherState, Operation, Report, refused
 from trainwarden.protocols import Scope

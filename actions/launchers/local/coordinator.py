@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
-from actions.launchers.checkpoints.resumption import Resumption
-from actions.launchers.local.control import CAPABILITIES, Poll, Reply, Request, Submit
-from actions.launchers.local.journal import CUT_SHORT, Journal
-from actions.launchers.local.measuring import Measurement
-from actions.launchers.local.microbatch_plan import PlanFile
-from actions.launchers.local.ranks import LocalJob
-from actions.launchers.local.run_events import EventFile
-from actions.launchers.local.validating import Runner, Validating
-from actions.launchers.restart_check.here import CheckHere
-from actions.launchers.restart_check.messages import Suspicions
 from trainwarden import rundir
+from trainwarden.actions.launchers.checkpoints.resumption import Resumption
+from trainwarden.actions.launchers.local.control import CAPABILITIES, Poll, Reply, Request, Submit
+from trainwarden.actions.launchers.local.journal import CUT_SHORT, Journal
+from trainwarden.actions.launchers.local.measuring import Measurement
+from trainwarden.actions.launchers.local.microbatch_plan import PlanFile
+from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.local.run_events import EventFile
+from trainwarden.actions.launchers.local.validating import Runner, Validating
+from trainwarden.actions.launchers.restart_check.here import CheckHere
+from trainwarden.actions.launchers.restart_check.messages import Suspicions
 from trainwarden.clock import Clock
 from trainwarden.launching import JobPhase, LauncherState, NodeState, Operation, Report, refusal, refused
 from trainwarden.settings import LaunchSettings

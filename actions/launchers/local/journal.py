@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from actions.launchers.local.ranks import LocalJob
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.ranks import LocalJob
 from trainwarden.launching import MAX_SENTENCE_CHARS, Findings, Operation, Progress, Report
 from trainwarden.state import load_json, save_json
 

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from actions.launchers.local.ranks import EXEC, LocalJob
-from actions.launchers.restart_check.messages import Outcome
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.ranks import EXEC, LocalJob
+from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.launching import Accused, Check, Findings, Rates
 
 JOIN_S: Final = 120.0  # each imports torch by itself, some on busy machines

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from actions.launchers.local import ranks as rank_processes
-from actions.launchers.local.orphans import Orphans
-from actions.launchers.local.port import free_port, size_of, stolen
-from actions.launchers.local.ranks import LocalJob, NodePlacement, RankProcess, RanksOutput
-from actions.launchers.local.run_events import EventFile
-from actions.launchers.preload.starts import Preload
 from trainwarden import rundir
+from trainwarden.actions.launchers.local import ranks as rank_processes
+from trainwarden.actions.launchers.local.orphans import Orphans
+from trainwarden.actions.launchers.local.port import free_port, size_of, stolen
+from trainwarden.actions.launchers.local.ranks import LocalJob, NodePlacement, RankProcess, RanksOutput
+from trainwarden.actions.launchers.local.run_events import EventFile
+from trainwarden.actions.launchers.preload.starts import Preload
 from trainwarden.clock import Clock
 
 log = logging.getLogger("trainwarden.supervisor")

@@ -17,8 +17,8 @@ import msgspec
 import psutil
 
 import trainwarden
-from actions.launchers.preload.starts import Preload
 from trainwarden import hook, rundir
+from trainwarden.actions.launchers.preload.starts import Preload
 from trainwarden.launching.job_output import LOG_BYTES, LogWriter, NoticeWriter, OutputSink, PipeReader, join_all
 
 EXEC = Path(__file__).with_name("rank_exec.py")

@@ -6,8 +6,8 @@ import logging
 import os
 import signal
 
-from actions.launchers.local.ranks import LocalJob, RankProcess
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.ranks import LocalJob, RankProcess
 from trainwarden.launching import Operation
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from actions.launchers.local import ranks as rank_processes
-from actions.launchers.local.control import ControlServer
-from actions.launchers.local.coordinator import Coordinator, SupervisorConfig
-from actions.launchers.local.node_runner import NodeRunner
-from actions.launchers.local.ranks import LocalJob
-from actions.launchers.restart_check.messages import Suspicions
 from trainwarden import rundir
+from trainwarden.actions.launchers.local import ranks as rank_processes
+from trainwarden.actions.launchers.local.control import ControlServer
+from trainwarden.actions.launchers.local.coordinator import Coordinator, SupervisorConfig
+from trainwarden.actions.launchers.local.node_runner import NodeRunner
+from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.restart_check.messages import Suspicions
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from actions.launchers.local.measuring import Measurement
-from actions.launchers.local.node_runner import Failure
-from actions.launchers.local.ranks import LocalJob
-from actions.launchers.restart_check.bounded import LIMIT_S, START_S
-from actions.launchers.restart_check.messages import Outcome
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.measuring import Measurement
+from trainwarden.actions.launchers.local.node_runner import Failure
+from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.restart_check.bounded import LIMIT_S, START_S
+from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.clock import Clock
 from trainwarden.launching import CHECKS, Check, Operation
 from trainwarden.state import save_json
@@ -27,7 +27,7 @@ SPARE_S: Final = 30.0  # a pause that is never taken back ends by itself, so muc
 
 
 class Runner(Protocol):
-    """What is asked of the node runner (`actions.launchers.local.node_runner.NodeRunner`)."""
+    """What is asked of the node runner (`trainwarden.actions.launchers.local.node_runner.NodeRunner`)."""
 
     beside: int | None
 

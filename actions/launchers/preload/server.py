@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 import trainwarden
-from actions.launchers.preload.command import PythonCommand
+from trainwarden.actions.launchers.preload.command import PythonCommand
 
 log = logging.getLogger("trainwarden.supervisor")
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from actions.launchers.preload.command import python_command
-from actions.launchers.preload.server import ForkServer
+from trainwarden.actions.launchers.preload.command import python_command
+from trainwarden.actions.launchers.preload.server import ForkServer
 
 log = logging.getLogger("trainwarden.supervisor")
 

@@ -1,4 +1,4 @@
 """What is measured before the ranks of a job that has trained start again: asked, measured in bounded time, concluded.
 
-Read `actions.launchers.restart_check.messages` first.
+Read `trainwarden.actions.launchers.restart_check.messages` first.
 """

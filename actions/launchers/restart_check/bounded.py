@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
-from actions.launchers.restart_check.messages import CheckRequest, Child, Outcome, Suspicions
+from trainwarden.actions.launchers.restart_check.messages import CheckRequest, Child, Outcome, Suspicions
 from trainwarden.clock import Clock
 
 ASK_S: Final = 10.0  # a bus that says nothing for so long must not keep a job down, as a folder of checkpoints must not

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from actions.launchers.restart_check.bounded import Asking, Bounded
-from actions.launchers.restart_check.messages import CheckRequest, Child, Suspicions
+from trainwarden.actions.launchers.restart_check.bounded import Asking, Bounded
+from trainwarden.actions.launchers.restart_check.messages import CheckRequest, Child, Suspicions
 from trainwarden.clock import Clock
 
 log = logging.getLogger("trainwarden.supervisor")

@@ -47,7 +47,7 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspicions(Protocol):
-    """Who is suspected of what (`actions.suspicions.on_bus.SuspicionsOnBus`)."""
+    """Who is suspected of what (`trainwarden.actions.suspicions.on_bus.SuspicionsOnBus`)."""
 
     def wanted(self, nodes: Collection[str]) -> CheckRequest | None:
         """What is to be measured of `nodes` before their ranks start; None: nothing. May wait, for the bus."""
@@ -59,7 +59,7 @@ class Suspicions(Protocol):
 
 
 class Child(Protocol):
-    """A validation as a process (`actions.launchers.local.measuring.Measurement`)."""
+    """A validation as a process (`trainwarden.actions.launchers.local.measuring.Measurement`)."""
 
     pid: int
 

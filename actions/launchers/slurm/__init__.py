@@ -1,4 +1,4 @@
 """The Slurm launcher: jobs that Slurm has started, requeued, stopped, and taken off nodes that are at fault.
 
-Read `actions.launchers.slurm.client` first.
+Read `trainwarden.actions.launchers.slurm.client` first.
 """

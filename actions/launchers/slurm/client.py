@@ -13,12 +13,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from actions.launchers.slurm.answers import ENDED, FAILED, SlurmJob
-from actions.launchers.slurm.commands import Commands
-from actions.launchers.slurm.note import MAX_ID_CHARS, Entry, Note
-from actions.launchers.slurm.rights import no_right_to_drain
-from actions.launchers.slurm.states import ALONE, dry, entry_of, generation, must_requeue, phase
-from actions.launchers.slurm.steps import Steps, not_ours
+from trainwarden.actions.launchers.slurm.answers import ENDED, FAILED, SlurmJob
+from trainwarden.actions.launchers.slurm.commands import Commands
+from trainwarden.actions.launchers.slurm.note import MAX_ID_CHARS, Entry, Note
+from trainwarden.actions.launchers.slurm.rights import no_right_to_drain
+from trainwarden.actions.launchers.slurm.states import ALONE, dry, entry_of, generation, must_requeue, phase
+from trainwarden.actions.launchers.slurm.steps import Steps, not_ours
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import (
     NODE_VERBS,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from actions.launchers.breakers import Breakers
-from actions.launchers.slurm import answers
-from actions.launchers.slurm.answers import SlurmJob, SlurmNode
+from trainwarden.actions.launchers.breakers import Breakers
+from trainwarden.actions.launchers.slurm import answers
+from trainwarden.actions.launchers.slurm.answers import SlurmJob, SlurmNode
 from trainwarden.errors import LauncherError, LauncherUnavailable
 
 # Words of Slurm's messages that say that nobody answered; whatever else it says is a refusal.

@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 
-from actions.launchers.slurm.commands import Commands
+from trainwarden.actions.launchers.slurm.commands import Commands
 
 
 def no_right_to_drain(commands: Commands) -> str | None:

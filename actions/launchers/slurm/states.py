@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from actions.launchers.slurm.answers import ENDED, FAILED, RUNS, WAITS, SlurmJob
-from actions.launchers.slurm.note import Entry, Note, Stage
+from trainwarden.actions.launchers.slurm.answers import ENDED, FAILED, RUNS, WAITS, SlurmJob
+from trainwarden.actions.launchers.slurm.note import Entry, Note, Stage
 from trainwarden.launching import NODE_VERBS, JobPhase, Operation, Verb
 
 # Job ids rise, so a new job of a name never has an old one's generation; nobody does a million things to one job.

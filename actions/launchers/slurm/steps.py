@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from actions.launchers.slurm.answers import ENDED, FAILED, WAITS, SlurmJob, SlurmNode
-from actions.launchers.slurm.commands import Commands
-from actions.launchers.slurm.note import Entry
+from trainwarden.actions.launchers.slurm.answers import ENDED, FAILED, WAITS, SlurmJob, SlurmNode
+from trainwarden.actions.launchers.slurm.commands import Commands
+from trainwarden.actions.launchers.slurm.note import Entry
 from trainwarden.errors import LauncherError, LauncherUnavailable
 
 OURS: Final = "trainwarden:"

@@ -1,4 +1,4 @@
 """The launcher of jobs that people start with torchrun: a rendezvous service, and the engine's way to it.
 
-Read `actions.launchers.torchrun.table` first.
+Read `trainwarden.actions.launchers.torchrun.table` first.
 """

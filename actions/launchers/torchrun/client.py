@@ -12,9 +12,9 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from actions.launchers.local.control import AskState, Poll, Reply, Submit
-from actions.launchers.torchrun.messages import ENCODE, MAX_BYTES, Question
-from actions.launchers.torchrun.operations import CAPABILITIES
+from trainwarden.actions.launchers.local.control import AskState, Poll, Reply, Submit
+from trainwarden.actions.launchers.torchrun.messages import ENCODE, MAX_BYTES, Question
+from trainwarden.actions.launchers.torchrun.operations import CAPABILITIES
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, LauncherState, Operation, Report, Targets, Verb, refused

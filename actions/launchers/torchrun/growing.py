@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from actions.launchers.torchrun.messages import Grow
+from trainwarden.actions.launchers.torchrun.messages import Grow
 
 UNSEEN_RESTART_S: Final = 720.0  # of a restart that nobody has timed: TRANSOM's, from an error to running again
 
@@ -18,7 +18,7 @@ class Growing:
     Parameters
     ----------
     how : str
-        See `actions.launchers.torchrun.messages.Hello`.
+        See `trainwarden.actions.launchers.torchrun.messages.Hello`.
 
     Examples
     --------

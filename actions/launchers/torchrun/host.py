@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any, Final
 
-from actions.launchers.torchrun.service import RendezvousService
+from trainwarden.actions.launchers.torchrun.service import RendezvousService
 from trainwarden.clock import BootClock
 from trainwarden.errors import ConfigError
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import Final, Literal
 
-from actions.launchers.torchrun.messages import Beat, Hello
+from trainwarden.actions.launchers.torchrun.messages import Beat, Hello
 
 GRACE_S: Final = 0.3  # a connection that has closed is no death: an agent that lives is back long before
 Absence = Literal["closed", "silent"]

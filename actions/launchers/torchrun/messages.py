@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from actions.launchers.local.control import AskState, Poll, Submit
+from trainwarden.actions.launchers.local.control import AskState, Poll, Submit
 from trainwarden.launching import Report, Verb
 
 MAX_BYTES: Final = 1 << 20  # of a line: the seats of 4,096 nodes fit

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from actions.launchers.local.control import AskState, Poll, Reply, Submit
-from actions.launchers.torchrun.members import Member
-from actions.launchers.torchrun.messages import KEPT_OPERATIONS, Kept, Split
-from actions.launchers.torchrun.table import JobTable
+from trainwarden.actions.launchers.local.control import AskState, Poll, Reply, Submit
+from trainwarden.actions.launchers.torchrun.members import Member
+from trainwarden.actions.launchers.torchrun.messages import KEPT_OPERATIONS, Kept, Split
+from trainwarden.actions.launchers.torchrun.table import JobTable
 from trainwarden.launching import (
     NODE_VERBS,
     Capabilities,

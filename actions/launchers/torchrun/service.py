@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from actions.launchers.local.control import Reply, Submit
-from actions.launchers.torchrun.messages import (
+from trainwarden.actions.launchers.local.control import Reply, Submit
+from trainwarden.actions.launchers.torchrun.messages import (
     BEAT,
     ENCODE,
     FIRST,
@@ -27,8 +27,8 @@ from actions.launchers.torchrun.messages import (
     Question,
     Refused,
 )
-from actions.launchers.torchrun.operations import answer, end_operations
-from actions.launchers.torchrun.table import JobTable
+from trainwarden.actions.launchers.torchrun.operations import answer, end_operations
+from trainwarden.actions.launchers.torchrun.table import JobTable
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.access import Person, Tokens

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from actions.launchers.torchrun.growing import Growing
-from actions.launchers.torchrun.members import Member, Members, seat_order
-from actions.launchers.torchrun.messages import Beat, Begin, Checkpoint, Hello, Memory, Seat, Word
+from trainwarden.actions.launchers.torchrun.growing import Growing
+from trainwarden.actions.launchers.torchrun.members import Member, Members, seat_order
+from trainwarden.actions.launchers.torchrun.messages import Beat, Begin, Checkpoint, Hello, Memory, Seat, Word
 
 MOST_FAILURES: Final = 3  # without a newer checkpoint; what the engine's own table tries of a crash (remedies.toml)
 FORGIVEN_S: Final = 3600.0  # where no folder of checkpoints is known, an older failure no longer counts

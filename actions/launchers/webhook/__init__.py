@@ -1,4 +1,4 @@
 """The webhook launcher: asks a service of your own, which speaks with whatever started the job.
 
-Read `actions.launchers.webhook.client` first.
+Read `trainwarden.actions.launchers.webhook.client` first.
 """

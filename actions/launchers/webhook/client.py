@@ -11,9 +11,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from actions.launchers.breakers import Breakers
-from actions.launchers.webhook.exchange import Exchange
-from actions.launchers.webhook.questions import (
+from trainwarden.actions.launchers.breakers import Breakers
+from trainwarden.actions.launchers.webhook.exchange import Exchange
+from trainwarden.actions.launchers.webhook.questions import (
     KEY_HEADER,
     AskCapabilities,
     AskState,

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from actions.planners.allocation import best
-from actions.planners.questions.protocol import Name, Seconds
+from trainwarden.actions.planners.allocation import best
+from trainwarden.actions.planners.questions.protocol import Name, Seconds
 from trainwarden.errors import DataError
 
 MAX_UNITS = 20_000  # the programme is quadratic in them where options cannot be ruled out

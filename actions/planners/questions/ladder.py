@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from actions.planners.questions.protocol import Name, Seconds
+from trainwarden.actions.planners.questions.protocol import Name, Seconds
 from trainwarden.errors import DataError
 
 REACHED = 1.0 - 1e-9  # ten losses of 0.1 s, added up, are a little less than 1 s

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from actions.planners.microbatches import finish_s, solve
+from trainwarden.actions.planners.microbatches import finish_s, solve
 from trainwarden.errors import DataError
 
 Rank = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
@@ -33,7 +33,7 @@ class MicrobatchesAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Microbatches:
-    """`actions.planners.microbatches.solve`, and the weights that go with it.
+    """`trainwarden.actions.planners.microbatches.solve`, and the weights that go with it.
 
     A group averages its loss over its own micro-batches, and the reduction averages over groups; with weight
     ``D m_i / M`` on the loss of group i the mean over groups is again that over all micro-batches.

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
-from actions.planners.placement import Layout, iteration_s
-from actions.planners.placement_search import search
+from trainwarden.actions.planners.placement import Layout, iteration_s
+from trainwarden.actions.planners.placement_search import search
 from trainwarden.errors import DataError
 
 MAX_RANKS = 65_536

@@ -1,4 +1,4 @@
 """The processes of a validation: ranks on torch.distributed, their nodes, and what disk and memory answer.
 
-Read `actions.validation.running.node` first.
+Read `trainwarden.actions.validation.running.node` first.
 """

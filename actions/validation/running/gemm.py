@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from actions.validation.results import RankReport
-from actions.validation.running import processor
+from trainwarden.actions.validation.results import RankReport
+from trainwarden.actions.validation.running import processor
 
 LEAST_REPEATS = 5
 MOST_REPEATS = 10_000

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actions.validation.participants import LIMITS_OF_A_LINK
-from actions.validation.results import RankReport
-from actions.validation.running import processor
-from actions.validation.running.store import StoreGone, connect
+from trainwarden.actions.validation.participants import LIMITS_OF_A_LINK
+from trainwarden.actions.validation.results import RankReport
+from trainwarden.actions.validation.running import processor
+from trainwarden.actions.validation.running.store import StoreGone, connect
 
 MESSAGE_BYTES = 1 << 20
 GREETING_BYTES = 1 << 16  # little, as a slow link takes its time for that too

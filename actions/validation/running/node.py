@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 import torch.distributed as dist
 
-from actions.validation import programme
-from actions.validation.baseline import Baseline
-from actions.validation.results import Finding, Validation
-from actions.validation.running import rank
-from actions.validation.running.listening import listen
-from actions.validation.running.node_checks import NodeChecks
-from actions.validation.running.store import ANSWER_S, Board, Limited, StoreGone, StoreTalk, connect
+from trainwarden.actions.validation import programme
+from trainwarden.actions.validation.baseline import Baseline
+from trainwarden.actions.validation.results import Finding, Validation
+from trainwarden.actions.validation.running import rank
+from trainwarden.actions.validation.running.listening import listen
+from trainwarden.actions.validation.running.node_checks import NodeChecks
+from trainwarden.actions.validation.running.store import ANSWER_S, Board, Limited, StoreGone, StoreTalk, connect
 from trainwarden.errors import ConfigError, NotJudged
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -12,7 +12,7 @@ from typing import Final
 
 import psutil
 
-from actions.validation.results import NodeReport
+from trainwarden.actions.validation.results import NodeReport
 from trainwarden.launching import Check
 
 DISK_BYTES: Final = 64 << 20

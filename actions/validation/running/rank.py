@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from actions.validation.participants import LIMITS_OF_A_LINK
-from actions.validation.results import RankCommand, RankInfo, RankReport
-from actions.validation.running import gemm, links
-from actions.validation.running.store import StoreGone, connect
+from trainwarden.actions.validation.participants import LIMITS_OF_A_LINK
+from trainwarden.actions.validation.results import RankCommand, RankInfo, RankReport
+from trainwarden.actions.validation.running import gemm, links
+from trainwarden.actions.validation.running.store import StoreGone, connect
 
 NEXT_ORDER_S = 5.0
 TWICE = 3

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import torch.distributed as dist
 
-from actions.validation.results import NodeReport, RankCommand, RankInfo, RankReport, Validation
+from trainwarden.actions.validation.results import NodeReport, RankCommand, RankInfo, RankReport, Validation
 
 LOOK_S: Final = 0.01
 CONNECT_S: Final = 30.0
@@ -141,7 +141,7 @@ class Limited:
 
 
 class StoreTalk:
-    """`actions.validation.participants.RankChannel` over the store; `pump` is called while it waits."""
+    """`trainwarden.actions.validation.participants.RankChannel` over the store; `pump` is called while it waits."""
 
     def __init__(
         self, board: Board, world_size: int, nodes: int, pump: Callable[[], None], *, join_s: float, nodes_s: float

@@ -1,4 +1,4 @@
 """The page of the API, from the types by which it is asked and answered.
 
-Read `dashboards.web.openapi.document` first.
+Read `trainwarden.dashboards.web.openapi.document` first.
 """

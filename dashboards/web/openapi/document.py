@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from dashboards.web.openapi.answers import Refusal
-from dashboards.web.openapi.operations import OPERATIONS, Operation
-from dashboards.web.request_model import Name, Nothing
 from trainwarden import __version__
+from trainwarden.dashboards.web.openapi.answers import Refusal
+from trainwarden.dashboards.web.openapi.operations import OPERATIONS, Operation
+from trainwarden.dashboards.web.request_model import Name, Nothing
 
 _REF: Final = "#/components/schemas/{name}"
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.explain.explanation import Explanation
-from dashboards.web.alerts import Alerts
-from dashboards.web.openapi.answers import (
+from trainwarden.dashboards.explain.explanation import Explanation
+from trainwarden.dashboards.web.alerts import Alerts
+from trainwarden.dashboards.web.openapi.answers import (
     Actions,
     Command,
     Detected,
@@ -24,7 +24,7 @@ from dashboards.web.openapi.answers import (
     Status,
     Verdicts,
 )
-from dashboards.web.request_model import (
+from trainwarden.dashboards.web.request_model import (
     ActionsAsked,
     CordonAsked,
     DetectAsked,

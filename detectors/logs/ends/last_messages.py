@@ -13,13 +13,13 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from detectors.logs.device_lines import as_said
-from detectors.logs.ends.endings import Ending, shipped_endings
-from detectors.logs.ends.line_times import began_s, line_times
-from detectors.logs.ends.verdicts import Attempt, Cause, Order, Verdict, decide
-from detectors.logs.findings import EVENT_KIND
-from detectors.logs.loss_lines import goes_on
-from detectors.logs.rules import LogRule, shipped_rules
+from trainwarden.detectors.logs.device_lines import as_said
+from trainwarden.detectors.logs.ends.endings import Ending, shipped_endings
+from trainwarden.detectors.logs.ends.line_times import began_s, line_times
+from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Verdict, decide
+from trainwarden.detectors.logs.findings import EVENT_KIND
+from trainwarden.detectors.logs.loss_lines import goes_on
+from trainwarden.detectors.logs.rules import LogRule, shipped_rules
 from trainwarden.log_text import writer_of
 from trainwarden.recorded.job import LogTable, RecordedJob
 from trainwarden.recorded.log_stamps import Stamps

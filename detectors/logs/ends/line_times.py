@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from detectors.logs.ends.endings import shipped_endings
-from detectors.logs.loss_lines import goes_on
-from detectors.logs.rules import shipped_rules
+from trainwarden.detectors.logs.ends.endings import shipped_endings
+from trainwarden.detectors.logs.loss_lines import goes_on
+from trainwarden.detectors.logs.rules import shipped_rules
 from trainwarden.recorded.job import Floats, LogTable
 
 UNSTAMPED_S: Final = 1.0  # lines of a file without any time stamp are taken to be so far apart

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from detectors.logs.ends.endings import Ending
+from trainwarden.detectors.logs.ends.endings import Ending
 from trainwarden.records import IncidentKind, Severity
 
 NEAR_S: Final = 60.0  # what a device's failure explains, or the end of a log, is no further away

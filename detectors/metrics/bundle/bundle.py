@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import Entity
-from detectors.metrics.bundle.members import VoteConfig, by_name
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.bundle.sampling_interval import SamplingInterval, smallest_steps
-from detectors.metrics.models.rows import Floats
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.metrics.bundle.members import VoteConfig, by_name
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.bundle.sampling_interval import SamplingInterval, smallest_steps
+from trainwarden.detectors.metrics.models.rows import Floats
 from trainwarden.errors import DetectorError
 from trainwarden.state import save_json
 

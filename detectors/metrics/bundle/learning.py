@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.bundle.calibration import Calibration
-from detectors.metrics.bundle.members import (
+from trainwarden.detectors.metrics.bundle.calibration import Calibration
+from trainwarden.detectors.metrics.bundle.members import (
     WINDOW_MODELS,
     NormalSeries,
     VoteConfig,
@@ -21,9 +21,9 @@ from detectors.metrics.bundle.members import (
     judged_every,
     thinned,
 )
-from detectors.metrics.bundle.preparation import Preparation
-from detectors.metrics.bundle.weighing import weighted_mean
-from detectors.metrics.models.rows import Floats
+from trainwarden.detectors.metrics.bundle.preparation import Preparation
+from trainwarden.detectors.metrics.bundle.weighing import weighted_mean
+from trainwarden.detectors.metrics.models.rows import Floats
 from trainwarden.errors import DetectorError
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from detectors.metrics.models.rows import Floats
+from trainwarden.detectors.metrics.models.rows import Floats
 
 TOGETHER: Final = 0.1
 """Of an interval: samples that lie no farther apart were taken together. Agents that keep time stray by less."""

@@ -10,17 +10,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.bundle.preparation import PreparationConfig
-from detectors.metrics.bundle.trailing import trailing_mean
-from detectors.metrics.models.dtw import Dtw, DtwConfig
-from detectors.metrics.models.forecast import Forecast, ForecastConfig
-from detectors.metrics.models.kmeans import KMeans, KMeansConfig
-from detectors.metrics.models.lof import Lof, LofConfig
-from detectors.metrics.models.nearest import Nearest, NearestConfig
-from detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
-from detectors.metrics.models.pca import Pca, PcaConfig
-from detectors.metrics.models.rows import Floats, whole
-from detectors.metrics.models.zlength import ZLength, ZLengthConfig
+from trainwarden.detectors.metrics.bundle.preparation import PreparationConfig
+from trainwarden.detectors.metrics.bundle.trailing import trailing_mean
+from trainwarden.detectors.metrics.models.dtw import Dtw, DtwConfig
+from trainwarden.detectors.metrics.models.forecast import Forecast, ForecastConfig
+from trainwarden.detectors.metrics.models.kmeans import KMeans, KMeansConfig
+from trainwarden.detectors.metrics.models.lof import Lof, LofConfig
+from trainwarden.detectors.metrics.models.nearest import Nearest, NearestConfig
+from trainwarden.detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
+from trainwarden.detectors.metrics.models.pca import Pca, PcaConfig
+from trainwarden.detectors.metrics.models.rows import Floats, whole
+from trainwarden.detectors.metrics.models.zlength import ZLength, ZLengthConfig
 from trainwarden.settings import Config
 
 JUDGED_PER_ROW: Final = 4

@@ -9,9 +9,9 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.bundle.calibration import Calibration, squeeze
-from detectors.metrics.bundle.learning import learn
-from detectors.metrics.bundle.members import (
+from trainwarden.detectors.metrics.bundle.calibration import Calibration, squeeze
+from trainwarden.detectors.metrics.bundle.learning import learn
+from trainwarden.detectors.metrics.bundle.members import (
     ALL_MODELS,
     ROW_MODELS,
     WINDOW_MODELS,
@@ -20,14 +20,14 @@ from detectors.metrics.bundle.members import (
     view_of,
     window_block,
 )
-from detectors.metrics.bundle.on_columns import model_of
-from detectors.metrics.bundle.peers import ALONE, CachedComparison, PeerContext, RankComparison
-from detectors.metrics.bundle.preparation import Preparation
-from detectors.metrics.bundle.sampling_interval import SamplingInterval
-from detectors.metrics.bundle.scale import Scale
-from detectors.metrics.bundle.trailing import filled
-from detectors.metrics.bundle.weighing import shares_of, weighted_mean
-from detectors.metrics.models.rows import Arrays, Floats, config_arrays, read
+from trainwarden.detectors.metrics.bundle.on_columns import model_of
+from trainwarden.detectors.metrics.bundle.peers import ALONE, CachedComparison, PeerContext, RankComparison
+from trainwarden.detectors.metrics.bundle.preparation import Preparation
+from trainwarden.detectors.metrics.bundle.sampling_interval import SamplingInterval
+from trainwarden.detectors.metrics.bundle.scale import Scale
+from trainwarden.detectors.metrics.bundle.trailing import filled
+from trainwarden.detectors.metrics.bundle.weighing import shares_of, weighted_mean
+from trainwarden.detectors.metrics.models.rows import Arrays, Floats, config_arrays, read
 from trainwarden.errors import DetectorError
 
 TILE_ROWS: Final = 4_096

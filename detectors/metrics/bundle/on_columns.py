@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.bundle.members import ALL_MODELS
-from detectors.metrics.models.rows import Arrays, Floats
+from trainwarden.detectors.metrics.bundle.members import ALL_MODELS
+from trainwarden.detectors.metrics.models.rows import Arrays, Floats
 from trainwarden.errors import DetectorError
 
 KEY: Final = "on_columns"
@@ -23,7 +23,7 @@ class OnColumns:
 
     Examples
     --------
-    >>> from detectors.metrics.models.pca import Pca, PcaConfig
+    >>> from trainwarden.detectors.metrics.models.pca import Pca, PcaConfig
     >>> rows = np.random.default_rng(0).normal(size=(200, 5))
     >>> model = OnColumns(Pca.fit(rows[:, 2:], PcaConfig(), 0), np.array([2, 3, 4]), 5)
     >>> bool((model.blame(rows)[:, :2] == 0.0).all())

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.bundle.lined_up import TOGETHER, interval_s, lined_up, taken_together
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.bundle.preparation import Preparation
-from detectors.metrics.models.dtw import Dtw
-from detectors.metrics.models.rows import Floats
+from trainwarden.detectors.metrics.bundle.lined_up import TOGETHER, interval_s, lined_up, taken_together
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.bundle.preparation import Preparation
+from trainwarden.detectors.metrics.models.dtw import Dtw
+from trainwarden.detectors.metrics.models.rows import Floats
 
 PEER_WINDOW_SHARE: Final = 0.5
 """Ranks are compared once their window is half full: of fewer samples chance decides who is farthest."""

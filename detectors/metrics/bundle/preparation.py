@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.samples import MOST
-from detectors.metrics.bundle.levels import Levels
-from detectors.metrics.bundle.scale import Scale
-from detectors.metrics.bundle.trailing import trailing_median
-from detectors.metrics.models.rows import Arrays, Floats, config_arrays, read
+from trainwarden.detectors.job.samples import MOST
+from trainwarden.detectors.metrics.bundle.levels import Levels
+from trainwarden.detectors.metrics.bundle.scale import Scale
+from trainwarden.detectors.metrics.bundle.trailing import trailing_median
+from trainwarden.detectors.metrics.models.rows import Arrays, Floats, config_arrays, read
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
 
@@ -44,7 +44,7 @@ class PreparationConfig(Config, frozen=True, kw_only=True):
 
 
 CONSTANT: Final = "constant"
-"""Why a metric is dropped that never moved; live `detectors.metrics.still_metrics` watches it."""
+"""Why a metric is dropped that never moved; live `trainwarden.detectors.metrics.still_metrics` watches it."""
 FOLLOWED_AT_ONCE: Final = 64  # entities of training whose scales are followed together
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.models.rows import Floats
 from trainwarden.catalogue import lookup
+from trainwarden.detectors.metrics.models.rows import Floats
 from trainwarden.errors import DetectorError
 
 FACTOR: Final = 1.5

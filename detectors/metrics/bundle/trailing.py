@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.models.rows import FILLED_SHARE, Floats
+from trainwarden.detectors.metrics.models.rows import FILLED_SHARE, Floats
 
 
 def trailing_mean(values: Floats, rows: int, newest: int | None = None) -> Floats:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from detectors.metrics.models.rows import Floats
+from trainwarden.detectors.metrics.models.rows import Floats
 
 
 def weighted_mean(parts: Mapping[str, Floats], weights: Mapping[str, float], shape: tuple[int, ...]) -> Floats:

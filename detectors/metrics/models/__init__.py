@@ -1,6 +1,6 @@
 """Models of normal behaviour as pure array code: fit on normal rows, score without side effects, state as plain arrays.
 
-Read `detectors.metrics.models.rows` first.
+Read `trainwarden.detectors.metrics.models.rows` first.
 
 Row models (`lof`, `pca`, `kmeans`, `nearest`, `zlength`) score ``rows [r, d]``; window models (`forecast`,
 `neighbor_profile`, `dtw`) score ``windows [r, d, m]``, newest sample last. All take prepared values

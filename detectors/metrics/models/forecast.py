@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.models.rows import (
+from trainwarden.detectors.metrics.models.rows import (
     FILLED_SHARE,
     KNOWN_SHARE,
     Arrays,

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.models.agreement import compared_rows, refuse_unlike
-from detectors.metrics.models.knn import NeighborSearch, sample_rows
-from detectors.metrics.models.rows import (
+from trainwarden.detectors.metrics.models.agreement import compared_rows, refuse_unlike
+from trainwarden.detectors.metrics.models.knn import NeighborSearch, sample_rows
+from trainwarden.detectors.metrics.models.rows import (
     Arrays,
     Floats,
     center,

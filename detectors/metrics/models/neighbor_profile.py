@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.models.rows import Arrays, Floats, config_arrays, read
+from trainwarden.detectors.metrics.models.rows import Arrays, Floats, config_arrays, read
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
 

@@ -9,7 +9,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.models.rows import Arrays, Floats, config_arrays, filled, read, scored_rows, training_rows
+from trainwarden.detectors.metrics.models.rows import (
+    Arrays,
+    Floats,
+    config_arrays,
+    filled,
+    read,
+    scored_rows,
+    training_rows,
+)
 from trainwarden.errors import DetectorError
 from trainwarden.settings import Config
 

@@ -1,4 +1,4 @@
 """Level shifts of many series at once: where one might be, whether it is real, which step is told as its onset.
 
-Read `detectors.pace.shifts.level_shifts` first.
+Read `trainwarden.detectors.pace.shifts.level_shifts` first.
 """

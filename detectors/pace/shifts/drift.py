@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import quiet_median
-from detectors.pace.shifts.levels import Levels
-from detectors.pace.shifts.robust import levels as levels_of
-from detectors.pace.shifts.shift import Thresholds
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.pace.shifts.levels import Levels
+from trainwarden.detectors.pace.shifts.robust import levels as levels_of
+from trainwarden.detectors.pace.shifts.shift import Thresholds
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]

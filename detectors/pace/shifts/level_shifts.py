@@ -2,10 +2,10 @@
 
 One row after the other goes through what the folder's other files do: `levels` keeps what is known of every series,
 `proposal` and `drift` say where the level may have changed, `verification` and `waits` whether it has, `onsets` since
-when. Any mechanism can be left out by its name (`detectors.pace.shifts.shift.MECHANISMS`).
+when. Any mechanism can be left out by its name (`trainwarden.detectors.pace.shifts.shift.MECHANISMS`).
 
-Sources: proposal by Adams and MacKay 2007 (`detectors.pace.bocd`); verification by Wu et al., Falcon, 2024, section
-4.2. The file to read first in this room.
+Sources: proposal by Adams and MacKay 2007 (`trainwarden.detectors.pace.bocd`); verification by Wu et al., Falcon, 2024,
+section 4.2. The file to read first in this room.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.pace.periodic import SeasonalityFilter
-from detectors.pace.shifts.drift import DriftConfig, DriftProposer, RecoveryProposer
-from detectors.pace.shifts.levels import Levels
-from detectors.pace.shifts.onsets import LastReported, OnsetConfig, Onsets
-from detectors.pace.shifts.proposal import ProposalConfig, StepProposal
-from detectors.pace.shifts.shift import Shift, Thresholds
-from detectors.pace.shifts.verification import Verification, VerificationConfig
-from detectors.pace.shifts.waits import ConfirmationDelay, WaitConfig
+from trainwarden.detectors.pace.periodic import SeasonalityFilter
+from trainwarden.detectors.pace.shifts.drift import DriftConfig, DriftProposer, RecoveryProposer
+from trainwarden.detectors.pace.shifts.levels import Levels
+from trainwarden.detectors.pace.shifts.onsets import LastReported, OnsetConfig, Onsets
+from trainwarden.detectors.pace.shifts.proposal import ProposalConfig, StepProposal
+from trainwarden.detectors.pace.shifts.shift import Shift, Thresholds
+from trainwarden.detectors.pace.shifts.verification import Verification, VerificationConfig
+from trainwarden.detectors.pace.shifts.waits import ConfirmationDelay, WaitConfig
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.pace.shifts.history import HISTORY, LevelMarks, RowHistory
-from detectors.pace.shifts.robust import jitter, levels
-from detectors.pace.shifts.shift import Thresholds
+from trainwarden.detectors.pace.shifts.history import HISTORY, LevelMarks, RowHistory
+from trainwarden.detectors.pace.shifts.robust import jitter, levels
+from trainwarden.detectors.pace.shifts.shift import Thresholds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class Levels:
 
     Notes
     -----
-    `detectors.pace.periodic.SeasonalityFilter` has removed repeating patterns from all rows.
+    `trainwarden.detectors.pace.periodic.SeasonalityFilter` has removed repeating patterns from all rows.
     """
 
     def __init__(self, config: Thresholds) -> None:

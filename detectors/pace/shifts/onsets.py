@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.pace.shifts.levels import Levels
-from detectors.pace.shifts.shift import Shift, Thresholds
+from trainwarden.detectors.pace.shifts.levels import Levels
+from trainwarden.detectors.pace.shifts.shift import Shift, Thresholds
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]

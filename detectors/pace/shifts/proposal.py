@@ -1,8 +1,8 @@
 """Proposal: in which series the level may have stepped, and how many values ago.
 
-Two ways: Bayesian online change points (Adams and MacKay 2007, `detectors.pace.bocd`) on standardised values, and a
-watch that counts how long a series has been off its level without a break. A segment that holds a wild value explains
-a change for a while before the posterior lets go of it; the watch does not wait for that.
+Two ways: Bayesian online change points (Adams and MacKay 2007, `trainwarden.detectors.pace.bocd`) on standardised
+values, and a watch that counts how long a series has been off its level without a break. A segment that holds a wild
+value explains a change for a while before the posterior lets go of it; the watch does not wait for that.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.pace.bocd import Bocd
-from detectors.pace.shifts.history import HISTORY
-from detectors.pace.shifts.levels import Levels
-from detectors.pace.shifts.shift import Thresholds
+from trainwarden.detectors.pace.bocd import Bocd
+from trainwarden.detectors.pace.shifts.history import HISTORY
+from trainwarden.detectors.pace.shifts.levels import Levels
+from trainwarden.detectors.pace.shifts.shift import Thresholds
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import noise, quiet_median
+from trainwarden.detectors.job.common_mode import noise, quiet_median
 
 Floats = npt.NDArray[np.float64]
 CUT: Final = 6  # one value in so many is left out at either end: the middle two thirds remain

@@ -2,7 +2,7 @@
 
 Source: Wu et al., Falcon, 2024, section 4.2: the mean after against the mean before, at least 10 % apart. Here the
 median and a trimmed mean must both have moved, clear of the noise; how long a change must have lasted besides is
-`detectors.pace.shifts.waits`.
+`trainwarden.detectors.pace.shifts.waits`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.pace.shifts.levels import SETTLED
-from detectors.pace.shifts.robust import apart, jitter, lasting_jitter, levels, middle, wander
-from detectors.pace.shifts.shift import Thresholds
+from trainwarden.detectors.pace.shifts.levels import SETTLED
+from trainwarden.detectors.pace.shifts.robust import apart, jitter, lasting_jitter, levels, middle, wander
+from trainwarden.detectors.pace.shifts.shift import Thresholds
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]

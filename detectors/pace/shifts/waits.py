@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.pace.shifts.shift import Thresholds
-from detectors.pace.shifts.verification import Verdict, restart_rows
+from trainwarden.detectors.pace.shifts.shift import Thresholds
+from trainwarden.detectors.pace.shifts.verification import Verdict, restart_rows
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]

@@ -23,12 +23,12 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
-from detectors.pace.shifts.shift import MECHANISMS, Mechanism
 from tests.benchmarks.detection.change_baselines import ours
 from tests.benchmarks.detection.change_series import REACH, Series
 from tests.benchmarks.detection.changes import PER_CLASS, Outcome, match, metrics, sets
 from tests.benchmarks.detection.field_cases import CLASSES, field_cases
+from trainwarden.detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
+from trainwarden.detectors.pace.shifts.shift import MECHANISMS, Mechanism
 
 RECORDED: Final = ("nanogpt", "megatron", "mlperf")
 SETS: Final = (*RECORDED, "synthetic")

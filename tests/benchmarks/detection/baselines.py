@@ -16,8 +16,8 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 
-from detectors.metrics.bundle.calibration import Calibration, squeeze
-from detectors.recorded.metrics import lasting
+from trainwarden.detectors.metrics.bundle.calibration import Calibration, squeeze
+from trainwarden.detectors.recorded.metrics import lasting
 
 Floats = npt.NDArray[np.float64]
 Judge = Callable[[Floats], tuple[Floats, Floats | None]]

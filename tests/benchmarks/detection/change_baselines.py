@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from detectors.pace.bocd import Bocd
-from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from tests.benchmarks.detection.change_series import Floats, Series
-from trainer_offline.suggest.change_points import ChangeConfig, change_points
+from trainwarden.detectors.pace.bocd import Bocd
+from trainwarden.detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
+from trainwarden.trainer_offline.suggest.change_points import ChangeConfig, change_points
 
 WARM_UP_ROWS: Final = 10  # the detection service takes the first ten steps of a job for its start
 OFFLINE: Final = ("suggest", "pelt", "rbeast")
@@ -32,7 +32,7 @@ class Report(NamedTuple):
 
 
 def ours(runs: Sequence[Series], config: ShiftConfig | None = None) -> list[list[Report]]:
-    """`detectors.pace.shifts.level_shifts`, many runs of about one length at a time."""
+    """`trainwarden.detectors.pace.shifts.level_shifts`, many runs of about one length at a time."""
     out: list[list[Report]] = [[] for _ in runs]
     order = sorted(range(len(runs)), key=lambda place: len(runs[place].durations))
     for first in range(0, len(order), 128):

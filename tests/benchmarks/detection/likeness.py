@@ -22,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from detectors.devices.metric_peers import MetricPeers
-from detectors.job.samples import Entity, FamilySamples
-from detectors.job.state import JobState
-from detectors.metrics.scores import MetricScorer
-from detectors.own_models.learner import learnt
-from detectors.own_models.own_models import MAX_ENTITIES, MOST_THINNED, STAGES, shown
 from tests.places import shared_data
 from trainwarden.catalogue import lookup
+from trainwarden.detectors.devices.metric_peers import MetricPeers
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.own_models.learner import learnt
+from trainwarden.detectors.own_models.own_models import MAX_ENTITIES, MOST_THINNED, STAGES, shown
 
 Floats = npt.NDArray[np.float64]
 CASES: Final = 300

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from detectors.job.state import JobState
-from detectors.logs.log_window import LogWindow
-from detectors.logs.rules import LogRules, load_xids
-from detectors.logs.template_burst import TemplateBurst
 from tests.places import shared_data
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.logs.log_window import LogWindow
+from trainwarden.detectors.logs.rules import LogRules, load_xids
+from trainwarden.detectors.logs.template_burst import TemplateBurst
 from trainwarden.records import LogRecord
 
 WINDOW_LINES = 100

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trainer_offline.fit.judge import episodes, segments
 from trainwarden.errors import DataError
+from trainwarden.trainer_offline.fit.judge import episodes, segments
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -22,12 +22,6 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import average_precision_score
 
-from detectors import configured_detectors
-from detectors.metrics.bundle.members import ROW_MODELS, VoteConfig, by_name
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.recorded.metrics import MetricScores, score_recorded
-from detectors.recorded.processes import processes
-from detectors.recorded.replay import replay
 from tests.benchmarks.detection.baselines import BASELINES, baselines
 from tests.benchmarks.detection.measures import blamed_share, bootstrap, vus_pr
 from tests.benchmarks.detection.protocol import (
@@ -42,6 +36,12 @@ from tests.benchmarks.detection.protocol import (
 )
 from tests.benchmarks.detection.servers import DATASETS, Half, ServerCase, listed, load
 from tests.benchmarks.detection.voices import WEIGHTED, WHOLE, by_votes, measured, opened, plain
+from trainwarden.detectors import configured_detectors
+from trainwarden.detectors.metrics.bundle.members import ROW_MODELS, VoteConfig, by_name
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.recorded.metrics import MetricScores, score_recorded
+from trainwarden.detectors.recorded.processes import processes
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.recorded.job import MetricTable, RecordedJob
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings

@@ -19,15 +19,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.configured_detectors import chosen
-from detectors.metrics.bundle.members import VoteConfig, by_name
-from detectors.recorded.metrics import score_recorded
-from detectors.recorded.processes import processes
-from detectors.recorded.replay import replay
-from detectors.verdict.ensemble import SLOW_KINDS
 from tests.benchmarks.detection.logs import KEYWORDS
 from tests.benchmarks.detection.mixed_jobs import TICK_S, Anomaly, MixedJob, mixed_jobs
 from tests.benchmarks.detection.protocol import Counts, intervals, quality, rounded, spans_quality
+from trainwarden.detectors.configured_detectors import chosen
+from trainwarden.detectors.metrics.bundle.members import VoteConfig, by_name
+from trainwarden.detectors.recorded.metrics import score_recorded
+from trainwarden.detectors.recorded.processes import processes
+from trainwarden.detectors.recorded.replay import replay
+from trainwarden.detectors.verdict.ensemble import SLOW_KINDS
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings
 

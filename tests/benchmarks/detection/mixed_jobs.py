@@ -20,8 +20,8 @@ from tests.benchmarks.detection.change_series import Series, megatron, nanogpt
 from tests.benchmarks.detection.logs import excerpts, healthy
 from tests.benchmarks.detection.servers import ServerCase, listed, load
 from tests.places import shared_data
-from trainer_offline.fit.judge import segments
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, RecordedJob
+from trainwarden.trainer_offline.fit.judge import segments
 
 Floats = npt.NDArray[np.float64]
 Anomaly = Literal["metric", "log", "steps", "none"]

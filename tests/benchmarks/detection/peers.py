@@ -15,12 +15,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.common_mode import quiet_median
-from detectors.job.state import JobState
-from detectors.peers.peer_deviation import PeerDeviation
-from detectors.peers.roles import roles
 from tests.benchmarks.detection.peer_cases import Case, Spell, cases
 from tests.places import shared_data
+from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.peers.peer_deviation import PeerDeviation
+from trainwarden.detectors.peers.roles import roles
 from trainwarden.records import IterationRecord
 
 Floats = npt.NDArray[np.float64]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.benchmarks.detection.measures import event_quality
-from trainer_offline.fit.judge import episodes, segments
+from trainwarden.trainer_offline.fit.judge import episodes, segments
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

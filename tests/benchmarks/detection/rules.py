@@ -15,8 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from detectors.recorded.metrics import score_recorded
-from detectors.recorded.replay import replay
 from tests.benchmarks.detection.metrics import PRODUCT, TRANSOM, Judged, alerts_of, recorded
 from tests.benchmarks.detection.mixed import TRANSOM as MIXED_TRANSOM
 from tests.benchmarks.detection.mixed import WHOLE as MIXED_WHOLE
@@ -25,6 +23,8 @@ from tests.benchmarks.detection.protocol import counts, rounded, summary
 from tests.benchmarks.detection.servers import listed, load
 from tests.benchmarks.detection.tables import markdown
 from tests.benchmarks.detection.voices import WEIGHTED, by_votes, measured, opened, plain
+from trainwarden.detectors.recorded.metrics import score_recorded
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.settings import DetectionSettings
 
 RULES: Final = {"weighted": DetectionSettings(), "transom": DetectionSettings(ensemble={"rule": "transom"})}

@@ -18,9 +18,9 @@ import numpy as np
 
 from tests.benchmarks.detection.measures import MARGIN_SAMPLES, segments
 from tests.benchmarks.detection.servers import DATASETS, Flags, Floats, ServerCase, listed, load
-from trainer_offline.suggest.series import Series
-from trainer_offline.suggest.suggestions import Suggestion, suggestions
-from trainer_offline.suggest.unlike import unlike_suggestions
+from trainwarden.trainer_offline.suggest.series import Series
+from trainwarden.trainer_offline.suggest.suggestions import Suggestion, suggestions
+from trainwarden.trainer_offline.suggest.unlike import unlike_suggestions
 
 MOST_CHANGES: Final = 20  # as the command shows of a job
 MOST_STRETCHES: Final = 10

@@ -1,8 +1,8 @@
 """What each vote is worth: by both rules, by measured weights, and with each left out.
 
 On the servers only the models' votes count, so that what a weight does is not hidden by detectors that need no model.
-Weights are measured on the choosing half as the gate does it (`trainer_offline.fit.weights`) and used on the report
-half. On the mixed streams all detectors vote.
+Weights are measured on the choosing half as the gate does it (`trainwarden.trainer_offline.fit.weights`) and used on
+the report half. On the mixed streams all detectors vote.
 
 Run: ``python -m tests.benchmarks.detection.voices TABLES.json...`` for the table of votes, from what
 ``trainwarden bench detection --json TABLES.json`` wrote, in parts or at once.
@@ -19,14 +19,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from detectors.configured_detectors import ConfiguredDetector, chosen
-from detectors.metrics.hysteresis import ModelVoteConfig
-from detectors.metrics.vote import ENSEMBLE
-from detectors.verdict.rule import TRANSOM_VOTES, EnsembleConfig
 from tests.benchmarks.detection.measures import event_quality
-from trainer_offline.fit.judge import SPELL_S, episodes, segments
-from trainer_offline.fit.weights import Counted, Weight, weighed
+from trainwarden.detectors.configured_detectors import ConfiguredDetector, chosen
+from trainwarden.detectors.metrics.hysteresis import ModelVoteConfig
+from trainwarden.detectors.metrics.vote import ENSEMBLE
+from trainwarden.detectors.verdict.rule import TRANSOM_VOTES, EnsembleConfig
 from trainwarden.settings import DetectionSettings
+from trainwarden.trainer_offline.fit.judge import SPELL_S, episodes, segments
+from trainwarden.trainer_offline.fit.weights import Counted, Weight, weighed
 
 Flags = npt.NDArray[np.bool_]
 WEIGHTED, TRANSOM, MEASURED = "models_weighted", "models_transom", "models_measured"

@@ -6,11 +6,11 @@ import ast
 import re
 from functools import cache
 
-from dashboards.alerts.recordings import RECORDINGS
-from dashboards.exposition import families
 from tests.house import parsed
 from tests.places import ROOT
 from trainwarden.catalogue import CATALOGUE
+from trainwarden.dashboards.alerts.recordings import RECORDINGS
+from trainwarden.dashboards.exposition import families
 
 LOOPS = ("detector", "engine", "trainer", "archive", "serve")
 PLACES = {

@@ -11,10 +11,10 @@ from typing import NoReturn
 import pytest
 import yaml
 
-from dashboards.alerts.recordings import RECORDINGS
-from dashboards.alerts.table import ALERTS
-from dashboards.generated import FOLDER, generated, main
 from tests.contract.dashboards.metric_names import known_names, names_in
+from trainwarden.dashboards.alerts.recordings import RECORDINGS
+from trainwarden.dashboards.alerts.table import ALERTS
+from trainwarden.dashboards.generated import FOLDER, generated, main
 
 TEST = FOLDER / "prometheus" / "trainwarden.test.yml"
 

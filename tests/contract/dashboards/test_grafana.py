@@ -15,9 +15,9 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.alerts.table import ALERTS
-from dashboards.generated import FOLDER
 from tests.contract.dashboards.metric_names import known_names, names_in
+from trainwarden.dashboards.alerts.table import ALERTS
+from trainwarden.dashboards.generated import FOLDER
 
 NAMES = ("fleet", "job", "incident", "node", "self")
 BOARDS: dict[str, dict[str, Any]] = {

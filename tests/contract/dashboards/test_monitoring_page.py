@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from dashboards.alerts.table import ALERTS
-from dashboards.exposition import families
 from tests.places import ROOT
+from trainwarden.dashboards.alerts.table import ALERTS
+from trainwarden.dashboards.exposition import families
 
 PAGE = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
 

@@ -9,11 +9,11 @@ from typing import get_args
 import pytest
 from typer.exceptions import TyperException
 
-from dashboards.alerts.table import ALERTS
 from tests.places import ROOT
 from trainwarden.cli.lazy import load
 from trainwarden.cli.main import COMMANDS
 from trainwarden.cli.shared.output import with_json_target
+from trainwarden.dashboards.alerts.table import ALERTS
 from trainwarden.records import IncidentKind
 
 FOLDER = ROOT / "docs" / "runbooks"

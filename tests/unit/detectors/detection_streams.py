@@ -1,13 +1,13 @@
-"""A detection service driven through a make-believe job (`detectors.testing.streams`), on a bus that only remembers."""
+"""A detection service driven through a job of `trainwarden.detectors.testing.streams`, on a bus that only remembers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from detectors.service import DetectionHandler
-from detectors.testing.streams import JOB, START_S, Job, event, log_lines
 from tests.doubles import ManualClock
+from trainwarden.detectors.service import DetectionHandler
+from trainwarden.detectors.testing.streams import JOB, START_S, Job, event, log_lines
 from trainwarden.protocols import Consumer, Message
 from trainwarden.records import IncidentRecord, Record, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from detectors.testing.streams import Job
 from tests.engine_doubles import Rig
 from tests.unit.detectors.detection_streams import Run
+from trainwarden.detectors.testing.streams import Job
 from trainwarden.records import IterationRecord
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from detectors.testing.streams import START_S, Job, event, log_lines
 from tests.unit.detectors.detection_streams import RESET, Run
+from trainwarden.detectors.testing.streams import START_S, Job, event, log_lines
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, LogRecord, Record
 
 Sent = list[tuple[float, Record]]

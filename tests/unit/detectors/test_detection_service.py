@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from detectors import CATALOG
-from detectors.service import DetectionHandler
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import (
     JOB,
@@ -21,6 +19,8 @@ from tests.unit.detectors.detection_streams import (
     log_lines,
 )
 from tests.unit.detectors.logs.test_whole_messages import OUT_OF_MEMORY
+from trainwarden.detectors import CATALOG
+from trainwarden.detectors.service import DetectionHandler
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.records import (
     CollectivesRecord,
@@ -552,7 +552,7 @@ def test_a_fault_while_the_service_was_away_is_told_when_it_comes_back() -> None
 
 
 def test_a_failing_detector_abstains_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from detectors.pace.change_point import ChangePoint
+    from trainwarden.detectors.pace.change_point import ChangePoint
 
     def broken(self: ChangePoint, window: object) -> None:
         raise DetectorError("broken by the test")

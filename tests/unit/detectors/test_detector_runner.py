@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.job.state import JobState
-from detectors.job.window import Window
-from detectors.pace.change_point import ChangePoint
-from detectors.verdict.ensemble import Ensemble
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import START_S, Job, Run
 from tests.unit.detectors.test_detection_service import crash, played
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.pace.change_point import ChangePoint
+from trainwarden.detectors.verdict.ensemble import Ensemble
 from trainwarden.records import DeadLetter, HeartbeatRecord, Record
 from trainwarden.settings import DetectionSettings
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from detectors.replay_tracker import ReplayTracker
+from trainwarden.detectors.replay_tracker import ReplayTracker
 from trainwarden.protocols import Message
 from trainwarden.records import HeartbeatRecord
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from detectors.job.window import Window
-from detectors.sampling_requester import EVERY_S, LEAD_S, STEPS, SamplingRequester
-from detectors.testing.streams import Job
 from tests.simulated_ranks.judged import Layout
 from tests.simulated_ranks.sampling import watched
 from tests.simulated_ranks.steps import Fault, Ranks
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.sampling_requester import EVERY_S, LEAD_S, STEPS, SamplingRequester
+from trainwarden.detectors.testing.streams import Job
 from trainwarden.records import Suspect, Vote
 
 SLOW = Vote(opinion="anomalous", score=0.9, kind="slow_job", reason="the job is slow")
@@ -28,7 +28,7 @@ FINE = Vote(opinion="normal")
 @pytest.fixture(scope="module")
 def window() -> Window:
     """Of a job that tells of collective calls."""
-    from detectors.job.state import JobState
+    from trainwarden.detectors.job.state import JobState
 
     state, job = JobState("job"), Job().run(20)
     for _, record in job.records:

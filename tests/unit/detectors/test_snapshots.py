@@ -13,19 +13,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors import snapshot_manager
-from detectors.job.packed import MAX_STATE_BYTES
-from detectors.job.window import Window
-from detectors.job_monitor import JobMonitor
-from detectors.pace.change_point import ChangePoint
-from detectors.replay_tracker import ReplayTracker
-from detectors.service import DetectionHandler
-from detectors.snapshots import EVERY_S, SHARE, Cadence, SnapshotOffsets, newest, none_of, parts_of
-from detectors.testing.streams import JOB, START_S, Job, event
 from tests.doubles import ManualClock, metric_value
 from tests.unit.detectors.detection_streams import RememberingBus, Run, crash
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.catalogue import CATALOGUE
+from trainwarden.detectors import snapshot_manager
+from trainwarden.detectors.job.packed import MAX_STATE_BYTES
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.job_monitor import JobMonitor
+from trainwarden.detectors.pace.change_point import ChangePoint
+from trainwarden.detectors.replay_tracker import ReplayTracker
+from trainwarden.detectors.service import DetectionHandler
+from trainwarden.detectors.snapshots import EVERY_S, SHARE, Cadence, SnapshotOffsets, newest, none_of, parts_of
+from trainwarden.detectors.testing.streams import JOB, START_S, Job, event
 from trainwarden.errors import DetectorError, RecordError
 from trainwarden.protocols import Message
 from trainwarden.records import IncidentRecord, MetricsRecord, Record, SnapshotRecord

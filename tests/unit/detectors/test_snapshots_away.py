@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from detectors.job.packed import pack, unpack
-from detectors.service import DetectionHandler
-from detectors.snapshots import newest, parts_of
-from detectors.testing.streams import JOB, START_S, Job
 from tests.doubles import metric_value
 from tests.unit.detectors.detection_streams import RememberingBus, Run
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.service import DetectionHandler
+from trainwarden.detectors.snapshots import newest, parts_of
+from trainwarden.detectors.testing.streams import JOB, START_S, Job
 from trainwarden.errors import BusUnavailable
 from trainwarden.protocols import Bus, Consumer
 from trainwarden.records import SnapshotRecord

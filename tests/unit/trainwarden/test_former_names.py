@@ -47,14 +47,14 @@ def test_a_former_path_gives_the_one_module_of_today(site: Path) -> None:
     code = """
 from trainwarden import former_names
 former_names.accept(), former_names.accept()
-import importlib, collectors.agent.turn
+import importlib, collectors.agent.collector_runner
 former = importlib.import_module("detectors.job.window").Window
 from trainwarden.detectors.job.window import Window
-from trainwarden.collectors.agent import turn
+from trainwarden.collectors.agent import collector_runner as now
 asked = [one for one in sys.meta_path if "FormerNames" in repr(one)]
-print(json.dumps([former is Window, collectors.agent.turn is turn, turn.__name__, turn.__spec__.name, len(asked)]))
+print(json.dumps([former is Window, collectors.agent.collector_runner is now, now.__name__, now.__spec__.name, len(asked)]))
 """
-    name = "trainwarden.collectors.agent.turn"
+    name = "trainwarden.collectors.agent.collector_runner"
     assert said(site, code) == [True, True, name, name, 1]
 
 

@@ -19,18 +19,24 @@ def modules_after(statement: str) -> set[str]:
 
 def test_the_command_line_starts_light() -> None:
     loaded = modules_after("import trainwarden.cli.main")
-    assert not loaded & {*HEAVY, "kafka", "prometheus_client", "collectors.agent.agent", "detectors.service"}
+    assert not loaded & {
+        *HEAVY,
+        "kafka",
+        "prometheus_client",
+        "trainwarden.collectors.agent.agent",
+        "trainwarden.detectors.service",
+    }
 
 
 @pytest.mark.parametrize(
     "module",
     [
-        "collectors.agent.agent",
-        "collectors.gpu.collector",
-        "collectors.nic.collector",
-        "collectors.host.collector",
-        "collectors.logs.collector",
-        "collectors.prometheus.collector",
+        "trainwarden.collectors.agent.agent",
+        "trainwarden.collectors.gpu.collector",
+        "trainwarden.collectors.nic.collector",
+        "trainwarden.collectors.host.collector",
+        "trainwarden.collectors.logs.collector",
+        "trainwarden.collectors.prometheus.collector",
     ],
 )
 def test_the_agent_needs_no_heavy_library(module: str) -> None:
@@ -40,7 +46,7 @@ def test_the_agent_needs_no_heavy_library(module: str) -> None:
 @pytest.mark.thorough
 def test_a_training_imports_what_it_uses() -> None:
     """All distributions of scipy take a second of a processor, and scikit-learn was wanted for one curve."""
-    loaded = modules_after("import trainer_offline.service.train, trainer_offline.fit.plots")
+    loaded = modules_after("import trainwarden.trainer_offline.service.train, trainwarden.trainer_offline.fit.plots")
     assert not loaded & {"scipy.stats", "sklearn", "mlflow"}
 
 

@@ -11,9 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import collectors
-import detectors
-from trainwarden import catalogue, plugins
+from trainwarden import catalogue, collectors, detectors, plugins
 from trainwarden.errors import ConfigError
 from trainwarden.plugins import OptIn
 from trainwarden.settings import AgentSettings, EngineSettings, Settings

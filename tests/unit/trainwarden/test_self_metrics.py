@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.exposition import families
 from trainwarden import self_metrics
+from trainwarden.dashboards.exposition import families
 from trainwarden.self_metrics import SelfMetrics
 
 

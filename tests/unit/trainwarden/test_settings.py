@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import collectors
-from trainwarden import plugins
+from trainwarden import collectors, plugins
 from trainwarden.errors import ConfigError
 from trainwarden.settings import Settings, load
 

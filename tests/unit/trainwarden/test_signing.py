@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.notices import targets
 from trainwarden.commands.keys import new_signer, trusted_of
+from trainwarden.dashboards.notices import targets
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.access import Tokens, read_token
 from trainwarden.signing import read_secret

@@ -60,8 +60,8 @@ def actions(
 
 def _list(bus: Bus, settings: Settings, job: str | None, since_s: float | None, voice: Voice) -> None:
     """The log of actions, with what people said in between, and what does not count of it."""
-    from dashboards.explain.action_log import entry_lines, entry_object, taken, word_line, word_object
-    from dashboards.explain.launcher_operations import job_word_line, job_word_object
+    from trainwarden.dashboards.explain.action_log import entry_lines, entry_object, taken, word_line, word_object
+    from trainwarden.dashboards.explain.launcher_operations import job_word_line, job_word_object
 
     messages = (message for topic in (INCIDENTS, COMMANDS, ACTIONS) for message in in_order(bus.read(topic)))
     log = taken(chain(messages, bus.read(EVENTS)), Trust.of(settings.commands.trusted), job, since_s)

@@ -49,8 +49,8 @@ def checkpoints(
 
 
 def _of(folder: Path) -> dict[str, Any]:
-    from actions.keeper.keeper import Keeper
-    from actions.keeper.service import listing
+    from trainwarden.actions.keeper.keeper import Keeper
+    from trainwarden.actions.keeper.service import listing
     from trainwarden.checkpoint.slots import SOCKET, Slots
     from trainwarden.clock import SystemClock
 

@@ -104,7 +104,7 @@ def judged_fleet(door: Door, span: Span, detectors: str | None, config: Path | N
         from trainwarden.prometheus.client import Access, PrometheusClient
     except ModuleNotFoundError as error:
         raise ConfigError("detect --prometheus needs httpx: pip install 'trainwarden[detect]'") from error
-    from detectors.recorded.fleet import jobs_of, judge_fleet_job, wanted_metrics
+    from trainwarden.detectors.recorded.fleet import jobs_of, judge_fleet_job, wanted_metrics
     from trainwarden.prometheus.pieces import Ask
     from trainwarden.prometheus.reading import read_fleet
 

@@ -60,8 +60,8 @@ def _from_bus(source: JobSource, folder: Path, span_s: Stretch | None) -> None:
 
 
 def _from_archive(archive: Path, job: str, folder: Path, span_s: Stretch | None) -> None:
-    from trainer_offline.archive.export import export
-    from trainer_offline.archive.layout import TOPIC_FOLDERS, job_days, job_folder
+    from trainwarden.trainer_offline.archive.export import export
+    from trainwarden.trainer_offline.archive.layout import TOPIC_FOLDERS, job_days, job_folder
 
     days = None
     if span_s is not None:

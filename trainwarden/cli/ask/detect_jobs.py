@@ -73,7 +73,7 @@ def jobs_to_judge(data: Path, asked: Asked, config: Path | None) -> tuple[list[W
     DataError
         If a folder or a registry cannot be read.
     """
-    from detectors.configured_detectors import asked_for
+    from trainwarden.detectors.configured_detectors import asked_for
     from trainwarden.formats.survey import jobs_at
 
     if asked.normal_until is not None and asked.normal is not None:
@@ -115,8 +115,8 @@ def asked_detectors(names: str | None, config: Path | None) -> tuple[DetectionSe
     ConfigError
         If there is no such detector.
     """
-    from detectors import CATALOG, ENTRY_POINTS
     from trainwarden import plugins
+    from trainwarden.detectors import CATALOG, ENTRY_POINTS
 
     everything = load(config)
     settings = everything.detection
@@ -132,11 +132,11 @@ def asked_detectors(names: str | None, config: Path | None) -> tuple[DetectionSe
 
 def _local_models(models: str | None) -> str | None:
     """Folder of the models: a registry's champions are fetched once, here, not by every worker."""
-    from trainer_offline.registry.address import is_registry
+    from trainwarden.trainer_offline.registry.address import is_registry
 
     if models is None or not is_registry(models):
         return models
-    from trainer_offline.registry.serving import local_bundle
+    from trainwarden.trainer_offline.registry.serving import local_bundle
 
     try:
         return str(local_bundle(models))
@@ -169,11 +169,11 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     try:
         import numpy as np
 
-        from detectors.configured_detectors import chosen, ensemble
-        from detectors.recorded.facts import read_facts
-        from detectors.recorded.findings import job_object
-        from detectors.recorded.metrics import nobody, score_recorded
-        from detectors.recorded.replay import replay
+        from trainwarden.detectors.configured_detectors import chosen, ensemble
+        from trainwarden.detectors.recorded.facts import read_facts
+        from trainwarden.detectors.recorded.findings import job_object
+        from trainwarden.detectors.recorded.metrics import nobody, score_recorded
+        from trainwarden.detectors.recorded.replay import replay
 
         job = read_job(work.folder, work.name, dict(work.columns))
         name, facts = job.name, read_facts(job)
@@ -216,8 +216,8 @@ def _cut(job: Any, facts: list[Any], span_s: tuple[float, float]) -> tuple[Any, 
 @cache
 def _bundle(models: str | None, normal: Path | None) -> Any:
     """Models that were trained before, or on a normal recording: once in a process, however many jobs they serve."""
-    from detectors.metrics.bundle.bundle import ModelBundle
-    from detectors.recorded.learning import bundle_of
+    from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+    from trainwarden.detectors.recorded.learning import bundle_of
     from trainwarden.formats.reading import read_job
 
     if models is not None:
@@ -233,7 +233,7 @@ def judged_in_order(works: Sequence[Work], say: Callable[[str], None]) -> Iterat
         for work in works:
             yield judge_folder(work, _Teller(say))
         return
-    from detectors.recorded.processes import processes, submit_all
+    from trainwarden.detectors.recorded.processes import processes, submit_all
 
     with processes(workers) as pool:
         futures = {future: place for place, future in enumerate(submit_all(pool, judge_folder, works))}

@@ -8,13 +8,13 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from dashboards.explain.explanation import NEAR_S, Explanation, opening
-from dashboards.explain.explanation import explain as explained
 from trainwarden.cli.ask.jobs_on_bus import bus_of_incident
 from trainwarden.cli.shared.answers import INCIDENT
 from trainwarden.cli.shared.follow import short_id
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
+from trainwarden.dashboards.explain.explanation import NEAR_S, Explanation, opening
+from trainwarden.dashboards.explain.explanation import explain as explained
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, IncidentRecord, VerdictRecord
 from trainwarden.settings import load

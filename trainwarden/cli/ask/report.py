@@ -16,7 +16,7 @@ from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
 
 if TYPE_CHECKING:
-    from dashboards.overview.job import JobOverview
+    from trainwarden.dashboards.overview.job import JobOverview
     from trainwarden.records import IncidentRecord
 
 
@@ -33,9 +33,9 @@ def report(
     Example: trainwarden report --job llama-70b --out report.html
     """
     try:
-        from dashboards.overview.whole import read_whole
-        from dashboards.page.frozen import write_report
-        from dashboards.page.lines import metrics_of_bus, of_bus
+        from trainwarden.dashboards.overview.whole import read_whole
+        from trainwarden.dashboards.page.frozen import write_report
+        from trainwarden.dashboards.page.lines import metrics_of_bus, of_bus
     except ImportError as error:
         raise ConfigError(f"report: {error.name} is not installed; pip install 'trainwarden[serve]'") from error
 

@@ -56,7 +56,7 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
 
 def _details(view: JobView, state: JobState) -> Iterator[str]:
     """What the table has no column for."""
-    from dashboards.explain.sentences import line
+    from trainwarden.dashboards.explain.sentences import line
 
     if state.blind is not None:
         yield f"  {view.job} NOT JUDGED: {state.blind}"

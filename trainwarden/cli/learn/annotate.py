@@ -17,7 +17,7 @@ from trainwarden.errors import ConfigError
 from trainwarden.settings import load
 
 if TYPE_CHECKING:
-    from trainer_offline.data.annotation_rows import Annotation
+    from trainwarden.trainer_offline.data.annotation_rows import Annotation
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,8 +83,8 @@ def annotate(
 
 
 def _add(root: Path, said: Said, voice: Voice) -> None:
-    from trainer_offline.archive.layout import TOPIC_FOLDERS, job_folder
-    from trainer_offline.data import annotations
+    from trainwarden.trainer_offline.archive.layout import TOPIC_FOLDERS, job_folder
+    from trainwarden.trainer_offline.data import annotations
 
     if said.job is None or said.label is None:
         raise ConfigError("annotate add: give --job and --label")
@@ -109,7 +109,7 @@ def _add(root: Path, said: Said, voice: Voice) -> None:
 
 def _confirmed(said: Said) -> dict[str, object]:
     """What a person says of a suggestion; the rest stays as it was suggested."""
-    from trainer_offline.data import annotations
+    from trainwarden.trainer_offline.data import annotations
 
     if said.label in (None, "suggested", "refused"):
         raise ConfigError("annotate confirm: give --label normal, fault, initialisation or ignore")
@@ -128,7 +128,7 @@ def _confirmed(said: Said) -> dict[str, object]:
 
 
 def _remove(root: Path, number: int | None, voice: Voice) -> None:
-    from trainer_offline.data import annotations
+    from trainwarden.trainer_offline.data import annotations
 
     if number is None:
         raise ConfigError("annotate remove: give the number that 'annotate list' shows")
@@ -138,7 +138,7 @@ def _remove(root: Path, number: int | None, voice: Voice) -> None:
 
 
 def _list(root: Path, job: str | None, voice: Voice) -> None:
-    from trainer_offline.data import annotations
+    from trainwarden.trainer_offline.data import annotations
 
     found: Sequence[Annotation] = annotations.read(root)
     listed = [(number, one) for number, one in enumerate(found, 1) if job is None or one.job == job]

@@ -11,9 +11,12 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from trainer_offline.data.prepare import Source
+    from trainwarden.trainer_offline.data.prepare import Source
 
-NEEDED: Final = {"suggest": "trainer_offline.suggest.suggestions", "roles": "trainer_offline.suggest.roles"}
+NEEDED: Final = {
+    "suggest": "trainwarden.trainer_offline.suggest.suggestions",
+    "roles": "trainwarden.trainer_offline.suggest.roles",
+}
 
 
 def each_job(
@@ -37,7 +40,7 @@ def each_job(
         If there is no such job, or none can be read.
     """
     try:
-        from trainer_offline.suggest.recording import jobs_of
+        from trainwarden.trainer_offline.suggest.recording import jobs_of
 
         for name in (NEEDED[word], *needed):
             import_module(name)

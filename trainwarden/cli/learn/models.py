@@ -13,8 +13,8 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainer_offline.registry.registry import Registry as Versions
-    from trainer_offline.registry.version import Version
+    from trainwarden.trainer_offline.registry.registry import Registry as Versions
+    from trainwarden.trainer_offline.registry.version import Version
 
 Word = Literal["list", "promote", "rollback"]
 
@@ -33,7 +33,7 @@ def models(
     """
     voice = Voice(json)
     need("mlflow", "models")
-    from trainer_offline.registry.registry import Registry as Versions
+    from trainwarden.trainer_offline.registry.registry import Registry as Versions
 
     place = Versions.at(registry)
     answers = [one.answer() for one in _asked_for(place, word, detector, version)]

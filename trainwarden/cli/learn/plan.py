@@ -25,7 +25,7 @@ def plan(
 
     Example: trainwarden plan cluster --example | trainwarden plan cluster --json
     """
-    from actions.planners.questions.protocol import read
+    from trainwarden.actions.planners.questions.protocol import read
 
     planner = _planner(what)
     voice = Voice(json)
@@ -39,7 +39,7 @@ def plan(
 
 
 def _planner(name: str) -> Any:
-    from actions.planners.questions import CATALOG
+    from trainwarden.actions.planners.questions import CATALOG
 
     module, _, attribute = CATALOG[name].partition(":")
     try:

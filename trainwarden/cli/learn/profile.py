@@ -28,7 +28,7 @@ def profile(
         raise ConfigError(f"--work-per-step: {work_per_step} is no amount of work above 0")
     voice = Voice(json)
     try:
-        from actions.planners import profiles
+        from trainwarden.actions.planners import profiles
         from trainwarden.recorded.folder import jobs_in, read_folder
     except ModuleNotFoundError as error:
         raise ConfigError(f"profile: {error.name} is not installed; pip install 'trainwarden[detect]'") from error

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress, TaskID
 
-    from trainer_offline.progress import Stage
+    from trainwarden.trainer_offline.progress import Stage
 
 ECHO = 3  # columns left free at the right: the ^C that a terminal writes there must not begin a new line
 NARROW = 60  # columns below which a line has no room for a bar beside its words
@@ -87,7 +87,7 @@ class TrainingProgress:
             self._progress.stop()
 
     def __call__(self, stage: Stage, text: str, done: int = 0, of: int = 0, /) -> None:
-        """Hear of a step (see `trainer_offline.progress.TellStage`)."""
+        """Hear of a step (see `trainwarden.trainer_offline.progress.TellStage`)."""
         self._reached(stage)
         self.registered = stage == "registering" and 0 < of <= done
         if self._progress is None:

@@ -10,7 +10,7 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import DataError
 
 if TYPE_CHECKING:
-    from trainer_offline.data.prepare import Source
+    from trainwarden.trainer_offline.data.prepare import Source
 
 
 def propose_roles(data: Path, job: str | None, write: bool, voice: Voice) -> None:
@@ -27,11 +27,11 @@ def propose_roles(data: Path, job: str | None, write: bool, voice: Voice) -> Non
 
 
 def _of_job(source: Source, write: bool, voice: Voice) -> dict[str, Any]:
-    from detectors.job.samples import name_of
-    from trainer_offline.suggest.entity_series import entity_series
-    from trainer_offline.suggest.recording import levels_of
-    from trainer_offline.suggest.roles import propose
-    from trainer_offline.suggest.roles_file import ranks_by_role, write_roles
+    from trainwarden.detectors.job.samples import name_of
+    from trainwarden.trainer_offline.suggest.entity_series import entity_series
+    from trainwarden.trainer_offline.suggest.recording import levels_of
+    from trainwarden.trainer_offline.suggest.roles import propose
+    from trainwarden.trainer_offline.suggest.roles_file import ranks_by_role, write_roles
 
     with levels_of(source) as job:
         series = entity_series(job)

@@ -13,10 +13,10 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainer_offline.data.annotation_rows import Annotation
-    from trainer_offline.data.prepare import Source
-    from trainer_offline.suggest.series import Series
-    from trainer_offline.suggest.suggestions import Suggestion
+    from trainwarden.trainer_offline.data.annotation_rows import Annotation
+    from trainwarden.trainer_offline.data.prepare import Source
+    from trainwarden.trainer_offline.suggest.series import Series
+    from trainwarden.trainer_offline.suggest.suggestions import Suggestion
 
 MOST: Final = 20  # of a job: who has more to confirm than that looks at something else first
 MOST_STRETCHES: Final = 10  # unlike the rest of a job
@@ -36,7 +36,7 @@ def suggest(data: Path, job: str | None, write: bool, voice: Voice, *, discords:
     """
     if discords:
         voice.say("stretches unlike the rest are looked for: compiling that takes about 40 s of a processor")
-    needed = ("trainer_offline.suggest.unlike",) if discords else ()
+    needed = ("trainwarden.trainer_offline.suggest.unlike",) if discords else ()
     each_job(
         "suggest", data, job, lambda source: _of_job(data, source, write, voice, discords=discords), voice,
         needed=needed,
@@ -44,9 +44,9 @@ def suggest(data: Path, job: str | None, write: bool, voice: Voice, *, discords:
 
 
 def _of_job(data: Path, source: Source, write: bool, voice: Voice, *, discords: bool) -> dict[str, object]:
-    from trainer_offline.suggest.recording import levels_of
-    from trainer_offline.suggest.series import series_of
-    from trainer_offline.suggest.suggestions import suggestions
+    from trainwarden.trainer_offline.suggest.recording import levels_of
+    from trainwarden.trainer_offline.suggest.series import series_of
+    from trainwarden.trainer_offline.suggest.suggestions import suggestions
 
     with levels_of(source) as job:
         series = list(series_of(job))
@@ -73,13 +73,13 @@ def _of_job(data: Path, source: Source, write: bool, voice: Voice, *, discords: 
 
 
 def _unlike(source: Source, series: Sequence[Series], changes: Sequence[Suggestion]) -> list[Suggestion]:
-    from trainer_offline.suggest.unlike import unlike_suggestions
+    from trainwarden.trainer_offline.suggest.unlike import unlike_suggestions
 
     return unlike_suggestions(source.called, series, changes)
 
 
 def _said(data: Path, source: Source) -> list[Annotation]:
-    from trainer_offline.data import annotations
+    from trainwarden.trainer_offline.data import annotations
 
     return [one for place in dict.fromkeys((source.folder, data)) for one in annotations.read(place)]
 
@@ -91,7 +91,7 @@ def _untold(found: Sequence[Suggestion], said: Sequence[Annotation]) -> tuple[li
 
 def _kept(data: Path, source: Source, shown: Sequence[Suggestion]) -> dict[float | None, int]:
     """Numbers in `data`'s annotations by beginning; what somebody else has written meanwhile is not written again."""
-    from trainer_offline.data import annotations
+    from trainwarden.trainer_offline.data import annotations
 
     kept = annotations.append(data, lambda known: [one.annotation() for one in _untold(shown, known)[0]])
     return {one.from_s: number for number, one in kept.items()}
@@ -113,7 +113,7 @@ def decide(root: Path, number: int | None, word: str, by: dict[str, object], voi
     ConfigError
         If there is no such suggestion, or the words do not make an annotation.
     """
-    from trainer_offline.data import annotations
+    from trainwarden.trainer_offline.data import annotations
 
     def decided(one: Annotation) -> Annotation:
         if one.label not in ("suggested", "refused"):

@@ -92,7 +92,7 @@ def train(
 
 def _still(dropped: Sequence[Mapping[str, str]]) -> list[str]:
     """Metrics that training dropped since they never moved: what moves first when a device dies."""
-    from detectors.metrics.bundle.preparation import CONSTANT
+    from trainwarden.detectors.metrics.bundle.preparation import CONSTANT
 
     return [one["name"] for one in dropped if one["why"] == CONSTANT]
 
@@ -115,10 +115,10 @@ def _trained(asked: Asked, progress: TrainingProgress) -> dict[str, Any]:
     DataError
         If nothing can be learnt, or the registry cannot be reached.
     """
-    from trainer_offline.registry.registry import Registry
-    from trainer_offline.service.train import TrainConfig
-    from trainer_offline.service.train import train as run
     from trainwarden import plugins
+    from trainwarden.trainer_offline.registry.registry import Registry
+    from trainwarden.trainer_offline.service.train import TrainConfig
+    from trainwarden.trainer_offline.service.train import train as run
 
     plugins.bring(asked.settings)
     said = asked.settings.trainer

@@ -118,10 +118,10 @@ def _carried_out(plan: DemoPlan, bus: str | None, keep: Path | None, voice: Voic
 
 
 def _report(run: JobRun, result: dict[str, Any], keep: Path | None, voice: Voice) -> Path:
-    from dashboards.overview.job import JobOverview
-    from dashboards.overview.whole import read_whole
-    from dashboards.page.frozen import write_report
-    from dashboards.page.lines import metrics_of_bus, of_bus
+    from trainwarden.dashboards.overview.job import JobOverview
+    from trainwarden.dashboards.overview.whole import read_whole
+    from trainwarden.dashboards.page.frozen import write_report
+    from trainwarden.dashboards.page.lines import metrics_of_bus, of_bus
 
     run.keep(keep, voice)
     path = (keep or Path.cwd()) / "trainwarden-demo-report.html"

@@ -47,7 +47,7 @@ def job(
 
     Example: trainwarden job suspend --job llama --rdzv 10.0.0.1:29402 --token-file token --why "the room is hot"
     """
-    from actions.launchers.torchrun.client import Patient
+    from trainwarden.actions.launchers.torchrun.client import Patient
     from trainwarden.clock import SystemClock
 
     if (node is not None) != (VERBS.get(word) in NODE_VERBS):

@@ -15,7 +15,6 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from collectors.nccl_profiler import build as nccl_profiler
 from trainwarden import rundir
 from trainwarden.bus import address as buses
 from trainwarden.cli.run.outcome.job_answer import (
@@ -38,6 +37,7 @@ from trainwarden.cli.shared.orphans import OrphansOfAll
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.page_beside import PageBeside
 from trainwarden.cli.shared.stack import LocalStack
+from trainwarden.collectors.nccl_profiler import build as nccl_profiler
 from trainwarden.errors import ConfigError, WardenError
 from trainwarden.records import EventKind, EventRecord, IncidentRecord, Record
 from trainwarden.settings import DEFAULT_BUS, Settings, load

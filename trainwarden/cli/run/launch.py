@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from actions.remedies.policy import Mode, Rules
+from trainwarden.actions.remedies.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, settings_for
 from trainwarden.cli.run.launch_node import Here, NodesAsked, launch_node
 from trainwarden.cli.run.warm_up import warm_up

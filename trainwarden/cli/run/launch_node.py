@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 import psutil
 
-from actions.launchers.local import rank_exec
-from actions.remedies.policy import Mode, Rules
 from trainwarden import rundir
+from trainwarden.actions.launchers.local import rank_exec
+from trainwarden.actions.remedies.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, elsewhere, exit_code_of, settings_for
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.run.watched import JobOutput
@@ -35,8 +35,8 @@ from trainwarden.network.own_address import interface_of, own_host
 from trainwarden.settings import LaunchSettings, Settings, checkpoints_of
 
 if TYPE_CHECKING:
-    from actions.launchers.torchrun.client import JobClient
-    from actions.launchers.torchrun.host import RendezvousHost
+    from trainwarden.actions.launchers.torchrun.client import JobClient
+    from trainwarden.actions.launchers.torchrun.host import RendezvousHost
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 JOIN_S: Final = 30.0  # for nodes that are missing, before the job begins with fewer
@@ -295,7 +295,7 @@ class _Node:
 
     def _stop_everywhere(self) -> bool:
         """Have the job end on all nodes; whether that was accepted."""
-        from actions.launchers.torchrun.client import Patient
+        from trainwarden.actions.launchers.torchrun.client import Patient
 
         try:
             asked = Patient(
@@ -310,7 +310,7 @@ class _Node:
 
 
 def _host(address: str, asked: NodesAsked, launch: LaunchSettings) -> RendezvousHost:
-    from actions.launchers.torchrun.host import RendezvousHost
+    from trainwarden.actions.launchers.torchrun.host import RendezvousHost
     from trainwarden.metrics_http.access import Tokens, read_token
     from trainwarden.metrics_http.tls import peer_tls
 
@@ -323,7 +323,7 @@ def _host(address: str, asked: NodesAsked, launch: LaunchSettings) -> Rendezvous
 
 def job_client(name: str, asked: NodesAsked, launch: LaunchSettings) -> JobClient:
     """The way to the job's rendezvous."""
-    from actions.launchers.torchrun.client import JobClient, TorchrunConfig, TorchrunLauncher
+    from trainwarden.actions.launchers.torchrun.client import JobClient, TorchrunConfig, TorchrunLauncher
     from trainwarden.protocols import Scope
 
     config = TorchrunConfig(

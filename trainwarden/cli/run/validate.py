@@ -19,9 +19,9 @@ from trainwarden.launching import CHECKS
 from trainwarden.settings import Settings, checkpoints_of, load
 
 if TYPE_CHECKING:
-    from actions.validation.programme import Wanted
-    from actions.validation.results import Validation
-    from actions.validation.running.node import Place
+    from trainwarden.actions.validation.programme import Wanted
+    from trainwarden.actions.validation.results import Validation
+    from trainwarden.actions.validation.running.node import Place
 
 PORT: Final = 29_555
 """Beside torchrun's 29500 and its rendezvous' 29400: the store of a job is never ours."""
@@ -80,7 +80,7 @@ def validate(
     result = run(place, wanted_of(place, checks, burn_in, ranks, nodes), baseline)
     if isinstance(result, int):
         return result
-    from actions.validation.messages import lines
+    from trainwarden.actions.validation.messages import lines
 
     if place.first_rank == 0 or (result.accused and place.number is not None):  # once a node
         for line in lines(result):
@@ -103,7 +103,7 @@ def place_of(
         If neither says which ranks there are, or they do not fit.
     """
     needs_torch()
-    from actions.validation.running.node import Place
+    from trainwarden.actions.validation.running.node import Place
 
     nproc, nnodes, node_rank, master = numbers
     address = master or environ.get("MASTER_ADDR") or (LOOPBACK if nnodes == 1 else None)
@@ -166,8 +166,8 @@ def wanted_of(place: Place, checks: str, burn_in_s: float, ranks: str | None, no
     ConfigError
         If there is no such check or no such rank.
     """
-    from actions.validation.participants import ValidationTargets
-    from actions.validation.programme import Wanted
+    from trainwarden.actions.validation.participants import ValidationTargets
+    from trainwarden.actions.validation.programme import Wanted
 
     words = _words(checks)
     if unknown := [one for one in words if one not in CHECKS]:
@@ -188,8 +188,8 @@ def _words(text: str) -> tuple[str, ...]:
 
 def run(place: Place, wanted: Wanted, baseline: Path | None) -> Validation | int:
     """The result of this place's part; a signal's exit code where one has ended it."""
-    from actions.validation.baseline import Baseline
-    from actions.validation.running.node import Node, Stopped
+    from trainwarden.actions.validation.baseline import Baseline
+    from trainwarden.actions.validation.running.node import Node, Stopped
 
     if place.world_size == place.ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine's own name need not resolve

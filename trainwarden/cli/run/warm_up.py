@@ -14,7 +14,7 @@ from trainwarden.cli.shared.stop_signals import stop_signals
 from trainwarden.errors import LauncherError
 
 if TYPE_CHECKING:
-    from actions.validation.results import Validation
+    from trainwarden.actions.validation.results import Validation
 
 
 def warm_up(nproc: int, voice: Voice, *, checkpoints: Path | None, config: Path | None) -> None:
@@ -31,7 +31,7 @@ def warm_up(nproc: int, voice: Voice, *, checkpoints: Path | None, config: Path 
     """
     import msgspec
 
-    from actions.validation.results import Validation
+    from trainwarden.actions.validation.results import Validation
 
     with tempfile.TemporaryDirectory(prefix="trainwarden-") as folder:
         target = Path(folder) / "validation.json"
@@ -61,7 +61,7 @@ def refusal(result: Validation) -> str:
 
     Examples
     --------
-    >>> from actions.validation.results import Finding, Validation
+    >>> from trainwarden.actions.validation.results import Finding, Validation
     >>> slow = Finding(kind="slow_compute", text="rank 3 on node-b computes 1.40 times as long as its peers")
     >>> refusal(Validation(ranks=8, accused=(slow, slow)))
     'not started: rank 3 on node-b computes 1.40 times as long as its peers; and 1 more'

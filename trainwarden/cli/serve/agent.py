@@ -12,7 +12,7 @@ def agent(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: Wit
     Example: trainwarden agent --config trainwarden.toml
     """
     with service("agent", run_dir=run_dir, config=config, with_parent=with_parent) as own:
-        from collectors.agent.agent import serve
+        from trainwarden.collectors.agent.agent import serve
 
         serve(own.settings, own.run_dir, own.state_dir, own.stop)
     return 0

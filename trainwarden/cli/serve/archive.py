@@ -53,8 +53,8 @@ def archive(
 
 
 def _serve(settings: Settings, root: Path, *, with_parent: int | None) -> None:
-    from trainer_offline.archive.service import serve
     from trainwarden.self_metrics import log_to_stderr
+    from trainwarden.trainer_offline.archive.service import serve
 
     log_to_stderr()
     one_blas_thread()
@@ -63,8 +63,8 @@ def _serve(settings: Settings, root: Path, *, with_parent: int | None) -> None:
 
 
 def _compact(settings: Settings, root: Path, voice: Voice) -> None:
-    from trainer_offline.archive.maintenance import compact
     from trainwarden.clock import SystemClock
+    from trainwarden.trainer_offline.archive.maintenance import compact
 
     if not root.is_dir():
         raise DataError(f"archive '{root}' does not exist")
@@ -75,7 +75,7 @@ def _compact(settings: Settings, root: Path, voice: Voice) -> None:
 
 
 def _export(root: Path, job: str, to: Path, days: Sequence[str], voice: Voice) -> None:
-    from trainer_offline.archive.export import export
+    from trainwarden.trainer_offline.archive.export import export
 
     for day in days:
         _check_day(day)
@@ -95,7 +95,7 @@ def _check_day(text: str) -> None:
 
 
 def _list(root: Path, voice: Voice) -> None:
-    from trainer_offline.archive.reader import jobs
+    from trainwarden.trainer_offline.archive.reader import jobs
 
     found = jobs(root)
     for one in found:

@@ -12,7 +12,7 @@ def engine(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: Wi
     Example: TRAINWARDEN_ENGINE_MODE=confirm trainwarden engine
     """
     with service("engine", run_dir=run_dir, config=config, with_parent=with_parent) as own:
-        from actions.engine.service import serve
+        from trainwarden.actions.engine.service import serve
 
         serve(own.settings, own.run_dir, own.stop)
     return 0

@@ -47,7 +47,7 @@ def keeper(
     """
     import socket
 
-    from actions.keeper.service import KeeperService
+    from trainwarden.actions.keeper.service import KeeperService
     from trainwarden.clock import BootClock
     from trainwarden.metrics_http.server import serve_metrics
     from trainwarden.metrics_http.tls import peer_tls

@@ -39,7 +39,7 @@ def rendezvous(
 
     Example: trainwarden rendezvous --listen 10.0.0.1:29402 --token-file /etc/trainwarden/token
     """
-    from actions.launchers.torchrun.service import RendezvousService
+    from trainwarden.actions.launchers.torchrun.service import RendezvousService
     from trainwarden.clock import BootClock
     from trainwarden.metrics_http.access import Tokens, read_token
     from trainwarden.metrics_http.tls import peer_tls

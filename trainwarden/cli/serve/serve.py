@@ -29,7 +29,7 @@ def serve(
     """
     with service("serve", run_dir=run_dir, config=config, with_parent=with_parent) as own:
         try:
-            from dashboards.web.server import serve as run
+            from trainwarden.dashboards.web.server import serve as run
         except ImportError as error:
             raise ConfigError(f"serve: {error.name} is not installed; pip install 'trainwarden[serve]'") from error
         said = {"listen": listen, "tokens": str(tokens) if tokens else None}

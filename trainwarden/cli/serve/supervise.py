@@ -9,11 +9,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from collectors.nccl_profiler import build as nccl_profiler
 from trainwarden.cli.serve.process import StopFlag, folders
 from trainwarden.cli.shared.foreign_signals import ForeignSignals
 from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, Mode, Preload, RunDir, WithParent
 from trainwarden.clock import SystemClock
+from trainwarden.collectors.nccl_profiler import build as nccl_profiler
 from trainwarden.settings import checkpoints_of, load
 
 
@@ -30,10 +30,10 @@ def supervise(
     with_parent: WithParent = None,
 ) -> int:
     """The local launcher alone (started by launch and demo)."""
-    from actions.launchers.local.coordinator import SupervisorConfig
-    from actions.launchers.local.ranks import LocalJob
-    from actions.launchers.local.supervisor import Supervisor
-    from actions.suspicions.on_bus import SuspicionsOnBus
+    from trainwarden.actions.launchers.local.coordinator import SupervisorConfig
+    from trainwarden.actions.launchers.local.ranks import LocalJob
+    from trainwarden.actions.launchers.local.supervisor import Supervisor
+    from trainwarden.actions.suspicions.on_bus import SuspicionsOnBus
     from trainwarden.self_metrics import log_to_stderr
 
     log_to_stderr()

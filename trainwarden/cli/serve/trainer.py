@@ -12,7 +12,7 @@ def trainer(*, run_dir: RunDir = None, config: ConfigFile = None, with_parent: W
     Example: trainwarden trainer --config trainwarden.toml
     """
     with service("trainer", run_dir=run_dir, config=config, with_parent=with_parent) as own:
-        from trainer_offline.service.handler import serve
+        from trainwarden.trainer_offline.service.handler import serve
 
         serve(own.settings, config, own.stop)
     return 0

@@ -52,11 +52,11 @@ def check_config(path: Annotated[Path, typer.Argument(metavar="FILE")]) -> int:
 
 def _tables(settings: Settings) -> Iterator[list[Mistake]]:
     """Mistakes in the tables whose keys only plug-ins and single rooms know."""
-    from actions.remedies.policy import PolicyConfig, Rules
-    from dashboards.notices.targets import NoticeSettings, targets_of
-    from detectors.configured_detectors import rule
-    from detectors.verdict.rule import EnsembleConfig
-    from trainer_offline.service.train import TrainConfig
+    from trainwarden.actions.remedies.policy import PolicyConfig, Rules
+    from trainwarden.dashboards.notices.targets import NoticeSettings, targets_of
+    from trainwarden.detectors.configured_detectors import rule
+    from trainwarden.detectors.verdict.rule import EnsembleConfig
+    from trainwarden.trainer_offline.service.train import TrainConfig
 
     yield said_by(("bus",), lambda: place_of(settings.bus))
     yield said_by(("serve", "listen"), lambda: host_and_port(settings.serve.listen, "serve.listen", least_port=0))
@@ -91,9 +91,8 @@ def _kafka(raw: dict[str, Any]) -> list[Mistake]:
 
 def _plugins(settings: Settings) -> Iterator[list[Mistake]]:
     """Mistakes in what is said of single plug-ins."""
-    import collectors
-    import detectors
-    from actions import launchers
+    from trainwarden import collectors, detectors
+    from trainwarden.actions import launchers
 
     said: tuple[tuple[Any, dict[str, Any], Path_, bool], ...] = (
         (collectors, dict(settings.agent.collectors), ("agent", "collectors"), True),

@@ -8,13 +8,13 @@ import time
 import urllib.request
 from pathlib import Path
 
-from collectors.nccl_profiler import build as nccl_profiler
-from collectors.ranks import ProcessFinder, rank_processes
 from trainwarden import hook, plugins, rundir
 from trainwarden.bus import address as buses
 from trainwarden.cli.shared.formatting import NO_CHECKPOINTS
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
+from trainwarden.collectors.nccl_profiler import build as nccl_profiler
+from trainwarden.collectors.ranks import ProcessFinder, rank_processes
 from trainwarden.commands.keys import signer_of
 from trainwarden.commands.trust import Trust, unsigned_text
 from trainwarden.errors import LauncherUnavailable, WardenError
@@ -124,7 +124,7 @@ def _check_clocks(settings: Settings) -> dict[str, str]:
 
 def _check_launcher(settings: Settings) -> dict[str, str]:
     """What the engine could do to the job now."""
-    from actions.engine.service import make_launcher
+    from trainwarden.actions.engine.service import make_launcher
 
     name = f"launcher {settings.engine.launcher}"
     try:
@@ -145,8 +145,8 @@ def _check_serve(settings: Settings) -> dict[str, str]:
     """Whether `trainwarden serve` could begin: its address, tokens, secrets and notices."""
     own = settings.serve
     try:
-        from dashboards.notices.targets import targets_of
-        from dashboards.web.server import listen_at, secrets_of, tls_of, tokens_of
+        from trainwarden.dashboards.notices.targets import targets_of
+        from trainwarden.dashboards.web.server import listen_at, secrets_of, tls_of, tokens_of
     except ImportError as error:
         return _row("serve", "note", f"cannot run here ({error}); pip install 'trainwarden[serve]'")
     try:
@@ -242,7 +242,7 @@ def _check_run_folder(settings: Settings) -> list[dict[str, str]]:
 
 
 def _check_collectors(settings: Settings) -> list[dict[str, str]]:
-    import collectors
+    from trainwarden import collectors
     from trainwarden.clock import SystemClock
 
     scope = Scope(job=settings.job, node=settings.node, run_dir=settings.run_dir or ".")

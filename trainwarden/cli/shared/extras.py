@@ -50,7 +50,7 @@ def check_services(settings: Settings, services: Collection[str]) -> None:
     ConfigError
         With the setting and the extra.
     """
-    from trainer_offline.registry.address import is_registry
+    from trainwarden.trainer_offline.registry.address import is_registry
 
     if "detector" in services and settings.detection.models and is_registry(settings.detection.models):
         need("mlflow", "detection.models (a registry)")

@@ -15,13 +15,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.configured_detectors import chosen, rule
-from detectors.job.samples import FamilySamples
-from detectors.job_monitor import JobMonitor
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.own_models.learner import learnt
-from detectors.recorded.stream import ReplayStream
 from tests.benchmarks.detection.own_runs.reading import Captured
+from trainwarden.detectors.configured_detectors import chosen, rule
+from trainwarden.detectors.job.samples import FamilySamples
+from trainwarden.detectors.job_monitor import JobMonitor
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.own_models.learner import learnt
+from trainwarden.detectors.recorded.stream import ReplayStream
 from trainwarden.errors import DetectorError
 from trainwarden.recorded.job import MetricTable
 from trainwarden.records import EventRecord, IncidentRecord, MetricsRecord

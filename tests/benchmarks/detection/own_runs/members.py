@@ -14,17 +14,17 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.hysteresis import REFERENCE_S, ModelVoteConfig
 from tests.benchmarks.detection.own_runs.reading import Captured
 from tests.benchmarks.detection.own_runs.trained import batch
-from trainer_offline.data.grids import JobGrid, PrepareConfig
-from trainer_offline.data.prepare import prepare
-from trainer_offline.data.prepare_job import Task, prepare_job
-from trainer_offline.fit import fit as fitting
-from trainer_offline.fit.bounds import count_bounds
-from trainer_offline.fit.judge import alerts, episodes, scored
-from trainer_offline.service.train import TrainConfig
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.hysteresis import REFERENCE_S, ModelVoteConfig
+from trainwarden.trainer_offline.data.grids import JobGrid, PrepareConfig
+from trainwarden.trainer_offline.data.prepare import prepare
+from trainwarden.trainer_offline.data.prepare_job import Task, prepare_job
+from trainwarden.trainer_offline.fit import fit as fitting
+from trainwarden.trainer_offline.fit.bounds import count_bounds
+from trainwarden.trainer_offline.fit.judge import alerts, episodes, scored
+from trainwarden.trainer_offline.service.train import TrainConfig
 
 DAY_S: Final = 86_400.0
 RARE: Final = 1.0 / 55.0  # of normal samples are at the threshold or above where one comes a minute

@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any, Final
 
 from tests.benchmarks.detection.own_runs.reading import AFTER_S, Captured, Fault
-from trainer_offline.fit.bounds import count_bounds, share_bounds
 from trainwarden.records import IncidentRecord
+from trainwarden.trainer_offline.fit.bounds import count_bounds, share_bounds
 
 FLEET: Final = 256
 DAY_S: Final = 86_400.0

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from detectors.recorded.facts import read_facts
-from detectors.recorded.stream import Fact
 from tests.benchmarks.detection.own_runs.plan import Half
 from tests.places import ROOT
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.stream import Fact
 from trainwarden.recorded.folder import read_folder
 from trainwarden.recorded.job import RecordedJob
 

@@ -13,12 +13,12 @@ from typing import Any, Final
 import numpy as np
 from pyarrow import parquet
 
-from detectors.metrics.bundle.bundle import ModelBundle
 from tests.benchmarks.detection.own_runs.reading import Captured
-from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.serving import local_bundle
-from trainer_offline.service.train import TrainConfig, train
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
 from trainwarden.errors import DetectorError
+from trainwarden.trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.serving import local_bundle
+from trainwarden.trainer_offline.service.train import TrainConfig, train
 
 HEADER: Final = "job,from_s,to_s,label,kind,suspects,note\n"
 

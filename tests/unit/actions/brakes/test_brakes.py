@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actions.brakes.active_brake import ActiveBrake, BrakeInput
-from actions.brakes.brakes import HOUR_S, Brakes
-from actions.brakes.history import restart_loop
+from trainwarden.actions.brakes.active_brake import ActiveBrake, BrakeInput
+from trainwarden.actions.brakes.brakes import HOUR_S, Brakes
+from trainwarden.actions.brakes.history import restart_loop
 from trainwarden.records import ActionKind, ActionRecord, Outcome
 from trainwarden.settings import EngineSettings
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from actions.brakes.windows import MaintenanceWindow, over
+from trainwarden.actions.brakes.windows import MaintenanceWindow, over
 from trainwarden.errors import ConfigError
 from trainwarden.settings import parse
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.remedies.adoption import Adoptions
 from tests.engine_doubles import Rig
 from tests.unit.actions.engine.test_handler import slow_evidence
+from trainwarden.actions.remedies.adoption import Adoptions
 from trainwarden.launching import LauncherState, Operation
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS

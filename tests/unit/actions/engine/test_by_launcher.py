@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.brakes.active_brake import BrakeInput
-from actions.brakes.brakes import Brakes
-from actions.brakes.history import BY_LAUNCHER, STALE
 from tests.engine_doubles import Rig
+from trainwarden.actions.brakes.active_brake import BrakeInput
+from trainwarden.actions.brakes.brakes import Brakes
+from trainwarden.actions.brakes.history import BY_LAUNCHER, STALE
 from trainwarden.launching import Capabilities, NodeState
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
 from trainwarden.settings import EngineSettings

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.validation.question import answer
 from tests.engine_doubles import Killed, Rig
 from tests.memory_launcher import MemoryLauncher
+from trainwarden.actions.validation.question import answer
 from trainwarden.launching import Accused, Capabilities, Findings, NodeState
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
 
@@ -246,7 +246,7 @@ def test_an_engine_that_is_killed_asks_once_and_the_next_one_hears_the_answer(he
 
 
 def operation_of_the_record(one: Rig) -> Any:
-    from actions.engine.launcher_client import operation_of
+    from trainwarden.actions.engine.launcher_client import operation_of
 
     (action,) = one.bus.actions()
     assert action.generation is not None

@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from actions.remedies.policy import Rules
 from tests.engine_doubles import Rig
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.cli.run.launch import _waits_for
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Capabilities

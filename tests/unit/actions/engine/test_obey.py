@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.brakes.history import took_effect
-from actions.remedies.engine_state import EngineState, with_outcome
 from tests.doubles import metric_value
 from tests.engine_doubles import MemoryConsumer, Rig
 from tests.unit.actions.engine.test_handler import slow_evidence
+from trainwarden.actions.brakes.history import took_effect
+from trainwarden.actions.remedies.engine_state import EngineState, with_outcome
 from trainwarden.errors import LauncherError
 from trainwarden.launching import LauncherState
 from trainwarden.records import ActionRecord, IncidentRecord

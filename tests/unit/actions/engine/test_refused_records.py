@@ -7,9 +7,9 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from actions.engine.action_executor import REFUSED
 from tests.doubles import metric_value
 from tests.engine_doubles import Rig
+from trainwarden.actions.engine.action_executor import REFUSED
 from trainwarden.errors import BusUnavailable, RecordsRefused
 from trainwarden.records import ActionRecord
 from trainwarden.topics import ACTIONS

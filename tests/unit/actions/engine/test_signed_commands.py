@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.remedies.engine_state import with_outcome
 from tests.doubles import metric_value
 from tests.engine_doubles import Rig
+from trainwarden.actions.remedies.engine_state import with_outcome
 from trainwarden.commands.builders import latch, on_node
 from trainwarden.commands.keys import Right, Signer, Trusted, new_signer
 from trainwarden.errors import ConfigError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from actions.brakes.history import UNDONE
-from actions.remedies.by_launcher import SETTLED_S
-from actions.remedies.engine_state import EngineState, with_outcome
-from actions.remedies.policy import Rules
 from tests.engine_doubles import Rig
+from trainwarden.actions.brakes.history import UNDONE
+from trainwarden.actions.remedies.by_launcher import SETTLED_S
+from trainwarden.actions.remedies.engine_state import EngineState, with_outcome
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.commands.builders import set_healthy
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, NodeState, Operation, Targets

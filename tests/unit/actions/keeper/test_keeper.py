@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from actions.keeper import keeper as keeper_module
-from actions.keeper import transfer
-from actions.keeper.copies import Copies, Copy
-from actions.keeper.service import listing
 from tests.doubles import ManualClock
 from tests.keeper_doubles import Nodes, content
+from trainwarden.actions.keeper import keeper as keeper_module
+from trainwarden.actions.keeper import transfer
+from trainwarden.actions.keeper.copies import Copies, Copy
+from trainwarden.actions.keeper.service import listing
 from trainwarden.checkpoint import shard
 from trainwarden.checkpoint.shard import CheckpointError, Id
 from trainwarden.checkpoint.slots import Slot

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actions.keeper.service import KeeperService
 from tests.doubles import ManualClock
 from tests.keeper_doubles import content, write_shard
+from trainwarden.actions.keeper.service import KeeperService
 from trainwarden.checkpoint.shard import Facts, Id
 from trainwarden.errors import ConfigError
 from trainwarden.self_metrics import SelfMetrics

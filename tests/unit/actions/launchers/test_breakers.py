@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from actions.launchers.breakers import Breakers
-from actions.launchers.kubernetes import api
-from actions.launchers.slurm.commands import Commands
-from actions.launchers.webhook import client as webhook
-from actions.launchers.webhook.exchange import Answer
 from tests.doubles import SCOPE, ManualClock
+from trainwarden.actions.launchers.breakers import Breakers
+from trainwarden.actions.launchers.kubernetes import api
+from trainwarden.actions.launchers.slurm.commands import Commands
+from trainwarden.actions.launchers.webhook import client as webhook
+from trainwarden.actions.launchers.webhook.exchange import Answer
 from trainwarden.errors import LauncherError, LauncherUnavailable
 
 PAUSE_S = 5.0

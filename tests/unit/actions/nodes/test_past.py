@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actions.nodes.past import NodePasts
 from tests.engine_doubles import Killed, Rig
 from tests.unit.actions.brakes.test_nodes import evicted, lost, rig
+from trainwarden.actions.nodes.past import NodePasts
 from trainwarden.commands.builders import set_healthy
 from trainwarden.records import ActionRecord, IncidentRecord
 from trainwarden.topics import COMMANDS, INCIDENTS

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.engine import service
-from actions.nodes.states import NodeStates
 from tests.memory_launcher import MemoryLauncher
+from trainwarden.actions.engine import service
+from trainwarden.actions.nodes.states import NodeStates
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.ask.fleet.nodes import nodes
 from trainwarden.cli.ask.fleet.set_healthy import set_healthy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actions.planners.ladder import Ladder, Strategy
+from trainwarden.actions.planners.ladder import Ladder, Strategy
 
 REBALANCE, RESTART = Strategy("rebalance", 1.0), Strategy("restart_job", 60.0)
 

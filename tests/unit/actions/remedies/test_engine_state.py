@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from actions.brakes.history import NODES_OUT, begun
-from actions.remedies import table as remedies
-from actions.remedies.engine_state import EngineState
+from trainwarden.actions.brakes.history import NODES_OUT, begun
+from trainwarden.actions.remedies import table as remedies
+from trainwarden.actions.remedies.engine_state import EngineState
 from trainwarden.records import ActionKind, ActionRecord, Outcome
 
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from actions.remedies import moving
 from tests.engine_doubles import Killed, Rig
 from tests.property.test_move_plan import MEASURED, SLOW
+from trainwarden.actions.remedies import moving
 from trainwarden.launching import Accused, Capabilities, Findings, NodeState
 from trainwarden.records import ActionRecord
 
@@ -175,7 +175,7 @@ def test_where_no_order_is_better_nobody_moves() -> None:
 
 def test_without_numpy_it_is_said_and_nothing_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     moving._searched.cache_clear()
-    monkeypatch.setitem(sys.modules, "actions.planners.move", None)
+    monkeypatch.setitem(sys.modules, "trainwarden.actions.planners.move", None)
     one = rig()
     slow_link(one)
     (said,) = moves(one)

@@ -7,12 +7,12 @@ from typing import Any, get_args
 
 import pytest
 
-from actions.engine.launcher_client import VERBS
-from actions.planners.ladder import Strategy
-from actions.remedies import table as remedies
-from actions.remedies.policy import Rules
-from actions.remedies.table import AnyRung, Rebalance, RestartProcess, StopJob, Validate
 from tests.places import ROOT
+from trainwarden.actions.engine.launcher_client import VERBS
+from trainwarden.actions.planners.ladder import Strategy
+from trainwarden.actions.remedies import table as remedies
+from trainwarden.actions.remedies.policy import Rules
+from trainwarden.actions.remedies.table import AnyRung, Rebalance, RestartProcess, StopJob, Validate
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Verb
 from trainwarden.records import IncidentKind

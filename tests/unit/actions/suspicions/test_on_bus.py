@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from actions.launchers.restart_check.messages import Outcome
-from actions.remedies import table
-from actions.suspicions.on_bus import SuspicionsOnBus
 from tests.doubles import ManualClock, MemoryBus
+from trainwarden.actions.launchers.restart_check.messages import Outcome
+from trainwarden.actions.remedies import table
+from trainwarden.actions.suspicions.on_bus import SuspicionsOnBus
 from trainwarden.commands.builders import EVERY_JOB
 from trainwarden.errors import BusUnavailable
 from trainwarden.launching import CHECKS, Accused, Findings

@@ -7,11 +7,11 @@ import random
 import msgspec
 import pytest
 
-from actions.validation.baseline import Baseline
-from actions.validation.messages import lines
-from actions.validation.participants import ValidationTargets
-from actions.validation.programme import Wanted, validate
-from actions.validation.results import NodeReport, RankInfo, RankReport, Validation
+from trainwarden.actions.validation.baseline import Baseline
+from trainwarden.actions.validation.messages import lines
+from trainwarden.actions.validation.participants import ValidationTargets
+from trainwarden.actions.validation.programme import Wanted, validate
+from trainwarden.actions.validation.results import NodeReport, RankInfo, RankReport, Validation
 from trainwarden.errors import DataError
 
 

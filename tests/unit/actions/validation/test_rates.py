@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.validation.question import answer
-from dashboards.explain.action_log import ActionLog, entry_lines
+from trainwarden.actions.validation.question import answer
 from trainwarden.cli.ask.status import measured
+from trainwarden.dashboards.explain.action_log import ActionLog, entry_lines
 from trainwarden.launching import Accused, DeviceRate, Findings, LinkRate, Rates, rates_in
 from trainwarden.launching.rates import MOST_RATES, device_rates, link_rates
 from trainwarden.records import ActionRecord, IncidentRecord

@@ -10,10 +10,10 @@ import time
 import msgspec
 import pytest
 
-from actions.validation.results import NodeReport, RankInfo
-from actions.validation.running import disk_child, memory_child, processor
-from actions.validation.running.listening import listen
-from actions.validation.running.node_checks import NodeChecks
+from trainwarden.actions.validation.results import NodeReport, RankInfo
+from trainwarden.actions.validation.running import disk_child, memory_child, processor
+from trainwarden.actions.validation.running.listening import listen
+from trainwarden.actions.validation.running.node_checks import NodeChecks
 
 
 def counts(folder, cgroup, stat):
@@ -119,7 +119,7 @@ class Later:
 
 @pytest.mark.thorough  # torch is imported
 def test_a_node_that_comes_late_still_has_its_time_for_disk_and_memory(monkeypatch):
-    from actions.validation.running import store
+    from trainwarden.actions.validation.running import store
 
     clock = Clock()
     monkeypatch.setattr(store, "time", clock)
@@ -133,7 +133,7 @@ def test_a_node_that_comes_late_still_has_its_time_for_disk_and_memory(monkeypat
 
 @pytest.mark.thorough
 def test_a_rank_waits_for_the_leader_as_long_as_its_node_does(monkeypatch):
-    from actions.validation.running import rank, store
+    from trainwarden.actions.validation.running import rank, store
 
     asked = []
 

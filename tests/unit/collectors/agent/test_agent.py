@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from collectors.agent.agent import POSITIONS, Agent
 from tests.doubles import ManualClock, MemoryBus, ScriptedCollector, log_record, metric_value
+from trainwarden.collectors.agent.agent import POSITIONS, Agent
 from trainwarden.errors import BusUnavailable, CollectorError, ConfigError
 from trainwarden.records import EventRecord, LogRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics
@@ -67,7 +67,7 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     double = "tests.doubles:ScriptedCollector"
-    monkeypatch.setattr("collectors.agent.agent.CATALOG", {"a": double, "b": double})
+    monkeypatch.setattr("trainwarden.collectors.agent.agent.CATALOG", {"a": double, "b": double})
     return Rig(tmp_path)
 
 
@@ -269,7 +269,7 @@ def test_the_agent_starts_without_a_bus(rig: Rig) -> None:
 def test_a_broker_that_takes_its_time_to_connect_does_not_hold_up_collection(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collectors.agent.delivery._TRY_S", 0.01)
+    monkeypatch.setattr("trainwarden.collectors.agent.delivery._TRY_S", 0.01)
     answered = threading.Event()
     connect = rig._connect
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from collectors.agent.collector_runner import Batch, CollectorRunner
-from collectors.agent.collector_thread import CollectorThread
-from collectors.agent.delivery import Delivery
-from collectors.agent.schedule import Task
-from collectors.agent.spool import Spool
 from tests.doubles import SCOPE, ManualClock, MemoryBus, ScriptedCollector, log_record, metric_value
+from trainwarden.collectors.agent.collector_runner import Batch, CollectorRunner
+from trainwarden.collectors.agent.collector_thread import CollectorThread
+from trainwarden.collectors.agent.delivery import Delivery
+from trainwarden.collectors.agent.schedule import Task
+from trainwarden.collectors.agent.spool import Spool
 from trainwarden.records import HeartbeatRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 

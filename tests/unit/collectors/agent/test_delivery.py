@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from collectors.agent.delivery import Delivery
-from collectors.agent.spool import Spool
 from tests.doubles import ManualClock, MemoryBus, log_record, metric_value
+from trainwarden.collectors.agent.delivery import Delivery
+from trainwarden.collectors.agent.spool import Spool
 from trainwarden.errors import BusUnavailable, RecordsRefused
 from trainwarden.records import LogRecord
 from trainwarden.self_metrics import SelfMetrics

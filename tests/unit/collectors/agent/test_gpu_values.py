@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import generate_latest
 
-from collectors.agent.gpu_values import HOLD_S, NAMES, GpuValues
 from tests.doubles import ManualClock
 from trainwarden.catalogue import lookup
+from trainwarden.collectors.agent.gpu_values import HOLD_S, NAMES, GpuValues
 from trainwarden.records import MetricsRecord
 from trainwarden.self_metrics import SelfMetrics
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from collectors.agent import listener as module
-from collectors.agent.agent import Agent
-from collectors.agent.listener import Listener
 from tests.doubles import ManualClock, MemoryBus, ScriptedCollector, metric_value
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.collectors.agent import listener as module
+from trainwarden.collectors.agent.agent import Agent
+from trainwarden.collectors.agent.listener import Listener
 from trainwarden.errors import BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.records import SamplingRecord
@@ -151,7 +151,9 @@ def test_an_agent_listens_only_while_a_collector_does(
     tmp_path: Path, wire: Wire, heard: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     double = f"{__name__}:Hearing"
-    monkeypatch.setattr("collectors.agent.agent.CATALOG", {"a": double, "b": "tests.doubles:ScriptedCollector"})
+    monkeypatch.setattr(
+        "trainwarden.collectors.agent.agent.CATALOG", {"a": double, "b": "tests.doubles:ScriptedCollector"}
+    )
     clock, metrics, bus = ManualClock(1000.0), SelfMetrics("agent"), MemoryBus()
     settings = Settings(job="job", node="n0", agent=AgentSettings(collectors={"a": {}, "b": {}}))
     agent = Agent(settings, lambda: bus, clock, metrics, state_dir=tmp_path / "state", run_dir=tmp_path)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from collectors.agent.spool import Spool
 from tests.doubles import log_record
+from trainwarden.collectors.agent.spool import Spool
 from trainwarden.records import LogRecord, Record
 from trainwarden.topics import MAX_RECORD_BYTES
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from collectors.agent.validation import MetricsValidator
 from trainwarden.catalogue import CATALOGUE
+from trainwarden.collectors.agent.validation import MetricsValidator
 from trainwarden.records import MetricsRecord
 from trainwarden.self_metrics import SelfMetrics
 

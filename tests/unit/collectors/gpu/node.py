@@ -8,9 +8,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from collectors.gpu.collector import GpuCollector
 from tests.doubles import ManualClock
 from tests.servers.fake_nvml import FakeNvml
+from trainwarden.collectors.gpu.collector import GpuCollector
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, MetricsRecord
 

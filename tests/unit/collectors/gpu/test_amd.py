@@ -7,9 +7,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from collectors.gpu.collector import GpuCollector
 from tests.doubles import ManualClock
 from tests.unit.collectors.gpu.node import Node
+from trainwarden.collectors.gpu.collector import GpuCollector
 from trainwarden.protocols import Scope
 
 NO_DRIVER = "there is no NVIDIA driver here (libnvidia-ml.so.1 is not installed)"

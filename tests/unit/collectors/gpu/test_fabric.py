@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pynvml
 import pytest
 
-from collectors.gpu.fabric import PATIENCE_S, FabricInfo
 from tests.unit.collectors.gpu.node import Node
+from trainwarden.collectors.gpu.fabric import PATIENCE_S, FabricInfo
 from trainwarden.records import EventRecord
 
 COMPLETED, IN_PROGRESS, NOT_STARTED = 3, 2, 1
@@ -108,7 +108,7 @@ def test_a_fabric_that_does_not_come_back_after_a_reboot_is_missed(node: Node, m
     node.tick()
     kept = node.collector.position()
     node.collector.close()
-    monkeypatch.setattr("collectors.gpu.collector.boot_id", lambda: "another boot")
+    monkeypatch.setattr("trainwarden.collectors.gpu.collector.boot_id", lambda: "another boot")
     node.nvml.set(0, fabric_state=IN_PROGRESS)
     node.collector_again().restore(kept)
     node.tick()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from collectors.gpu.collector import GpuCollector
 from tests.unit.collectors.gpu.node import Node
+from trainwarden.collectors.gpu.collector import GpuCollector
 from trainwarden.testing.collector import CHECKS, Case
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pynvml
 import pytest
 
-from collectors.gpu.xids import MAX_EVENTS
 from tests.unit.collectors.gpu.node import Node
+from trainwarden.collectors.gpu.xids import MAX_EVENTS
 from trainwarden.errors import CollectorError
 
 AGAIN = 31  # ticks until NVML is opened again, at one slow turn a tick
@@ -108,7 +108,7 @@ def test_gpus_of_another_boot_are_not_missed(node: Node, monkeypatch: pytest.Mon
     node.tick()
     kept = node.collector.position()
     node.collector.close()
-    monkeypatch.setattr("collectors.gpu.collector.boot_id", lambda: "another boot")
+    monkeypatch.setattr("trainwarden.collectors.gpu.collector.boot_id", lambda: "another boot")
     node.nvml.set_count(1)
     node.collector_again().restore(kept)
     node.tick(3)

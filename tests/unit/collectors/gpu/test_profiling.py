@@ -9,9 +9,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from collectors.gpu.profiling import LEAST_S, MOST_S
 from tests.servers.fake_nvml import HEALTHY
 from tests.unit.collectors.gpu.node import Node
+from trainwarden.collectors.gpu.profiling import LEAST_S, MOST_S
 
 ONE, OTHER = "gpu_sm_active_ratio", "gpu_tensor_active_ratio"
 

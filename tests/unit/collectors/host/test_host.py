@@ -9,8 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from collectors.host.collector import HostCollector
-from collectors.host.proc_files import (
+from tests.doubles import ManualClock
+from tests.hook_doubles import write_header
+from trainwarden.catalogue import CATALOGUE
+from trainwarden.collectors.host.collector import HostCollector
+from trainwarden.collectors.host.proc_files import (
     core_times,
     disk_books,
     nfs_mounts,
@@ -19,9 +22,6 @@ from collectors.host.proc_files import (
     rank_usage,
     read_whole,
 )
-from tests.doubles import ManualClock
-from tests.hook_doubles import write_header
-from trainwarden.catalogue import CATALOGUE
 from trainwarden.protocols import Scope
 from trainwarden.records import MetricsRecord
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from collectors.iterations.collector import IterationsCollector
-from collectors.iterations.hook_source import decode_note
 from tests.doubles import ManualClock
 from tests.hook_doubles import set_everywhere
 from trainwarden import hook
+from trainwarden.collectors.iterations.collector import IterationsCollector
+from trainwarden.collectors.iterations.hook_source import decode_note
 from trainwarden.hook import Hook
 from trainwarden.hook.layout import (
     AT_ACCELERATOR,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from collectors.kernel_log import KernelLog
-from collectors.logs.collector import LogsCollector
-from collectors.logs.floods import collapse
-from collectors.logs.resting import GONE_S
-from collectors.logs.tail import MAX_PARTIAL_BYTES
 from tests.doubles import ManualClock
+from trainwarden.collectors.kernel_log import KernelLog
+from trainwarden.collectors.logs.collector import LogsCollector
+from trainwarden.collectors.logs.floods import collapse
+from trainwarden.collectors.logs.resting import GONE_S
+from trainwarden.collectors.logs.tail import MAX_PARTIAL_BYTES
 from trainwarden.log_text import clean, writer_of
 from trainwarden.protocols import Scope
 from trainwarden.records import MAX_LINE_CHARS, LogRecord, MetricsRecord

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from collectors.logs.tail import Line, Tail
+from trainwarden.collectors.logs.tail import Line, Tail
 
 
 def rotate(path: Path) -> None:

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from collectors.nccl_inspector.collector import NcclInspectorCollector
 from tests.doubles import ManualClock
 from tests.hook_doubles import write_header
+from trainwarden.collectors.nccl_inspector.collector import NcclInspectorCollector
 from trainwarden.hook.layout import HEADER_BYTES, RING, STEP_WORDS
 from trainwarden.protocols import Scope
 from trainwarden.records import CollectivesRecord

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from collectors.nccl_inspector import growing_file
-from collectors.nccl_inspector.lines import Call, call_of
-from detectors.job.state import JobState
 from tests.places import DATA
 from tests.unit.collectors.nccl_inspector.inspected import ON, Inspected, Watch
+from trainwarden.collectors.nccl_inspector import growing_file
+from trainwarden.collectors.nccl_inspector.lines import Call, call_of
+from trainwarden.detectors.job.state import JobState
 from trainwarden.records import CollectivesRecord
 from trainwarden.topics import COLLECTIVES
 

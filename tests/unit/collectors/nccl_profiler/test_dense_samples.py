@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collectors.nccl_profiler.layout import AT_SAMPLE_UNTIL, FILE_BYTES
 from tests.unit.collectors.nccl_profiler.watching import Rank, Watch
+from trainwarden.collectors.nccl_profiler.layout import AT_SAMPLE_UNTIL, FILE_BYTES
 from trainwarden.records import SamplingRecord
 
 

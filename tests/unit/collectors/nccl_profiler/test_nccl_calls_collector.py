@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from collectors.nccl_profiler.layout import AT_COUNTS, CALLS
 from tests.hook_doubles import write_header
 from tests.nccl_files import CallsFileWriter
 from tests.nccl_player import Player
 from tests.unit.collectors.nccl_profiler.watching import Rank, Watch
+from trainwarden.collectors.nccl_profiler.layout import AT_COUNTS, CALLS
 from trainwarden.topics import COLLECTIVES
 
 SECOND = 1_000_000_000

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from collectors.nccl_profiler import layout, read
-from collectors.nccl_profiler.source import CallsFile
 from tests import nccl_player
 from tests.nccl_player import Player
+from trainwarden.collectors.nccl_profiler import layout, read
+from trainwarden.collectors.nccl_profiler.source import CallsFile
 
 STAMPS, HOST = 64 | 2 | 4, 2 | 4  # masks
 US, MS = 1_000, 1_000_000

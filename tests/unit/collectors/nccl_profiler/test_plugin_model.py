@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from collectors.nccl_profiler import read
 from tests.nccl_player import Player
+from trainwarden.collectors.nccl_profiler import read
 
 EVERY, WARM_UP = 4, 16
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from collectors.nccl_profiler import layout, read
 from tests import nccl_player
 from tests.hook_doubles import write_header
 from tests.nccl_files import CallsFileWriter
 from trainwarden import hook
+from trainwarden.collectors.nccl_profiler import layout, read
 
 Rows = list[tuple[object, ...]]
 Contents = tuple[tuple[int, int, int | None, int] | None, Rows, Rows]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from collectors.nccl_profiler import read
 from tests.nccl_player import Player
 from tests.places import DATA
+from trainwarden.collectors.nccl_profiler import read
 
 ROWS = DATA / "nccl_host" / "rows"
 TYPES = {"Group": 1, "Coll": 2, "P2p": 4, "KernelCh": 64, "GroupApi": 256, "CollApi": 512, "P2pApi": 1024}

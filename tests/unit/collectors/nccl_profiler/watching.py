@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from collectors.nccl_profiler.collector import NcclCallsCollector
 from tests.doubles import ManualClock
 from tests.hook_doubles import write_header
 from tests.nccl_files import CallsFileWriter
 from trainwarden import hook
+from trainwarden.collectors.nccl_profiler.collector import NcclCallsCollector
 from trainwarden.protocols import Scope
 from trainwarden.records import CollectivesRecord
 from trainwarden.topics import COLLECTIVES

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from collectors.parallel_layout.collector import ParallelLayoutCollector
-from collectors.ranks import UNSEEN, ProcessFinder
 from tests.doubles import ManualClock
 from tests.hook_doubles import write_header
+from trainwarden.collectors.parallel_layout.collector import ParallelLayoutCollector
+from trainwarden.collectors.ranks import UNSEEN, ProcessFinder
 from trainwarden.errors import ConfigError
 from trainwarden.parallelism.board import LayoutBoard
 from trainwarden.plugins import configure

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from collectors.processes.collector import ProcessesCollector
-from collectors.processes.exit_status import ExitStatus, decode_status, read_stat
-from collectors.ranks import rank_processes
 from tests.doubles import ManualClock
 from tests.hook_doubles import write_header
+from trainwarden.collectors.processes.collector import ProcessesCollector
+from trainwarden.collectors.processes.exit_status import ExitStatus, decode_status, read_stat
+from trainwarden.collectors.ranks import rank_processes
 from trainwarden.hook.memory import _start_ns, _start_ticks
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, MetricsRecord, Record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectors.prometheus.changes import Changes
+from trainwarden.collectors.prometheus.changes import Changes
 from trainwarden.prometheus.events import XID
 from trainwarden.prometheus.exporters import Who
 

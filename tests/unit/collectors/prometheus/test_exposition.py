@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from collectors.prometheus import exposition
-from collectors.prometheus.exposition import samples_of
+from trainwarden.collectors.prometheus import exposition
+from trainwarden.collectors.prometheus.exposition import samples_of
 
 KNOWN = {"t": "it"}
 

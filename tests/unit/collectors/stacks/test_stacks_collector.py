@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from collectors.stacks.collector import StacksCollector
 from tests.hooked_ranks import HookedRanks, sent
 from trainwarden import hook
+from trainwarden.collectors.stacks.collector import StacksCollector
 from trainwarden.hook.layout import CHECKPOINT, WAIT
 from trainwarden.records import EventRecord
 

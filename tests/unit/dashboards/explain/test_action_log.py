@@ -6,11 +6,18 @@ from typing import Any
 
 import msgspec
 
-from dashboards.explain.action_log import ActionLog, entry_lines, entry_object, taken, word_line, word_object
-from dashboards.explain.launcher_operations import job_word_line, job_word_object
 from tests.engine_doubles import Rig
 from trainwarden.commands.builders import on_node
 from trainwarden.commands.trust import Trust
+from trainwarden.dashboards.explain.action_log import (
+    ActionLog,
+    entry_lines,
+    entry_object,
+    taken,
+    word_line,
+    word_object,
+)
+from trainwarden.dashboards.explain.launcher_operations import job_word_line, job_word_object
 from trainwarden.launching import Capabilities
 from trainwarden.records import CommandRecord, EventRecord, Suspect
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS

@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from dashboards.explain.explanation import explain, opening
-from dashboards.explain.sentences import MOST_CHARS
 from tests.web_doubles import NOW_S, Web, action, incident, verdict
 from trainwarden.cli.main import COMMANDS
+from trainwarden.dashboards.explain.explanation import explain, opening
+from trainwarden.dashboards.explain.sentences import MOST_CHARS
 from trainwarden.records import IncidentKind, Suspect, Vote
 
 SLOW = incident(

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboards.exposition import families
-from dashboards.exposition.jobs import STALE_S, JobsText
 from tests.fleet import Plain, fleet
 from tests.web_doubles import Web, action, heartbeat, incident, verdict
+from trainwarden.dashboards.exposition import families
+from trainwarden.dashboards.exposition.jobs import STALE_S, JobsText
 from trainwarden.records import IterationRecord, Suspect, Vote
 
 

@@ -12,12 +12,12 @@ import httpx
 import msgspec
 import pytest
 
-from dashboards.notices.courier import MOST_WAITING, WAITS_S
-from dashboards.notices.notices import Notices
-from dashboards.notices.targets import targets_of
 from tests.doubles import metric_value
 from tests.web_doubles import NOW_S, Web, action, heartbeat, incident, verdict
 from trainwarden.commands.builders import silence
+from trainwarden.dashboards.notices.courier import MOST_WAITING, WAITS_S
+from trainwarden.dashboards.notices.notices import Notices
+from trainwarden.dashboards.notices.targets import targets_of
 from trainwarden.errors import ConfigError
 from trainwarden.records import Suspect, Vote
 from trainwarden.signing import signature

@@ -7,14 +7,14 @@ import time
 import msgspec
 import pytest
 
-from actions.nodes import states as states_module
-from dashboards.overview import job as job_module
-from dashboards.overview import overview as overview_module
-from dashboards.overview import pace as pace_module
-from dashboards.overview.job import MAX_INCIDENTS
-from dashboards.overview.overview import FORGET_S
-from dashboards.overview.pace import Pace
 from tests.page_world import NOW_S, Told, incident, overview_of
+from trainwarden.actions.nodes import states as states_module
+from trainwarden.dashboards.overview import job as job_module
+from trainwarden.dashboards.overview import overview as overview_module
+from trainwarden.dashboards.overview import pace as pace_module
+from trainwarden.dashboards.overview.job import MAX_INCIDENTS
+from trainwarden.dashboards.overview.overview import FORGET_S
+from trainwarden.dashboards.overview.pace import Pace
 from trainwarden.records import EventRecord, HeartbeatRecord, IterationRecord, Suspect
 
 

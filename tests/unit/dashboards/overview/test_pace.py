@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.overview.pace import BIN_S, BINS, Pace
+from trainwarden.dashboards.overview.pace import BIN_S, BINS, Pace
 from trainwarden.records import IterationRecord
 
 T0_S = 1_000_000.0

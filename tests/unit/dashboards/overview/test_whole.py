@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dashboards.overview.job import MAX_VERDICTS, JobOverview
-from dashboards.overview.pace import BINS, SHORT_BIN_S, Pace
-from dashboards.overview.whole import read_whole
 from tests.page_world import NOW_S, publish, world
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.dashboards.overview.job import MAX_VERDICTS, JobOverview
+from trainwarden.dashboards.overview.pace import BINS, SHORT_BIN_S, Pace
+from trainwarden.dashboards.overview.whole import read_whole
 from trainwarden.protocols import Message
 from trainwarden.records import IterationRecord, VerdictRecord
 

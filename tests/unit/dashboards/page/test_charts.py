@@ -6,8 +6,8 @@ import base64
 
 import numpy as np
 
-from dashboards.page.charts import Series, Span, heat_map, iteration_chart, votes_chart
 from tests.page_world import NOW_S, verdicts
+from trainwarden.dashboards.page.charts import Series, Span, heat_map, iteration_chart, votes_chart
 
 
 def series(seconds: list[list[float | None]], *, counts: float = 10.0, bin_s: float = 5.0) -> Series:

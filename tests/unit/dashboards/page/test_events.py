@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from dashboards.page import events
-from dashboards.page.events import Listeners, News
 from tests.page_world import NOW_S, incident, overview_of, proposed
+from trainwarden.dashboards.page import events
+from trainwarden.dashboards.page.events import Listeners, News
 
 
 async def served(listeners: Listeners, send: Callable[[bytes], Awaitable[None]], meanwhile: Callable[[], None]) -> None:

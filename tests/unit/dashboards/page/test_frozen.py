@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dashboards.overview.job import JobOverview
-from dashboards.page.frozen import write_report
 from tests.page_world import EVIL, NOW_S, Told, hostile, incident, proposed, world
 from tests.unit.dashboards.page.test_pages import Tags
+from trainwarden.dashboards.overview.job import JobOverview
+from trainwarden.dashboards.page.frozen import write_report
 from trainwarden.protocols import Message
 from trainwarden.records import IncidentRecord
 from trainwarden.topics import topic_of

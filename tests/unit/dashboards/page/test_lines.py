@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dashboards.page.lines import LATE_S, MOST_RECORDS, around
 from tests.page_world import NOW_S, incident
+from trainwarden.dashboards.page.lines import LATE_S, MOST_RECORDS, around
 from trainwarden.protocols import Message
 from trainwarden.records import LogRecord
 

@@ -11,12 +11,12 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from dashboards.overview.overview import Overview
-from dashboards.page.pages import Pages
-from dashboards.web.app import Parts, build
 from tests.asgi import Answer, ask
 from tests.doubles import ManualClock
 from tests.page_world import EVIL, NOW_S, Told, hostile, incident, overview_of, proposed, world
+from trainwarden.dashboards.overview.overview import Overview
+from trainwarden.dashboards.page.pages import Pages
+from trainwarden.dashboards.web.app import Parts, build
 from trainwarden.metrics_http.access import Person, Tokens, digest_of
 from trainwarden.protocols import Message
 from trainwarden.records import ActionRecord, CommandRecord

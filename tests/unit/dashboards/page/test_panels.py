@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.page.charts import Series, Span, heat_map
-from dashboards.page.panels import RANGES_S, Points, _binned, panels, wanted_span
 from tests.page_world import NOW_S, Told, incident, logs, metrics
+from trainwarden.dashboards.page.charts import Series, Span, heat_map
+from trainwarden.dashboards.page.panels import RANGES_S, Points, _binned, panels, wanted_span
 from trainwarden.protocols import Message
 from trainwarden.records import IncidentRecord, MetricsRecord, Suspect
 from trainwarden.topics import topic_of

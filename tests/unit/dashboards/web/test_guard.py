@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dashboards.web.guard import MAX_BODY_BYTES
 from tests.asgi import scope_of
 from tests.doubles import metric_value
 from tests.web_doubles import ACT, OBSERVE, Web, bearer
+from trainwarden.dashboards.web.guard import MAX_BODY_BYTES
 
 COOKIE = "trainwarden_token_8760"
 

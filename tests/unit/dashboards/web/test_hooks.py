@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from dashboards.web.hooks import HookSecrets
 from tests.doubles import metric_value
 from tests.web_doubles import APPROVE as APPROVER
 from tests.web_doubles import NOW_S, OBSERVE, Web, action, incident
+from trainwarden.dashboards.web.hooks import HookSecrets
 from trainwarden.errors import ConfigError
 from trainwarden.signing import read_secret, signature
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from dashboards.web import judge as judging
-from dashboards.web.judge import MOST_WAITING, Judge
-from dashboards.web.problems import Problem
 from tests.doubles import metric_value
 from tests.web_doubles import NOW_S, OBSERVE, Web, heartbeat, incident, verdict
+from trainwarden.dashboards.web import judge as judging
+from trainwarden.dashboards.web.judge import MOST_WAITING, Judge
+from trainwarden.dashboards.web.problems import Problem
 from trainwarden.self_metrics import SelfMetrics
 
 ECHO = "import json, sys; print(json.dumps({'jobs': [{'job': sys.argv[1:]}]}))"

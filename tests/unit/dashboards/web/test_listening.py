@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from dashboards.web import listening as module
-from dashboards.web.guard import Guard
-from dashboards.web.listening import Limits, Sparing, places
-from dashboards.web.server import _how, listen_at
 from tests.servers.certificates import Authority
 from tests.unit.dashboards.web.test_tls import app
+from trainwarden.dashboards.web import listening as module
+from trainwarden.dashboards.web.guard import Guard
+from trainwarden.dashboards.web.listening import Limits, Sparing, places
+from trainwarden.dashboards.web.server import _how, listen_at
 from trainwarden.metrics_http.access import Person, Tokens, digest_of
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import ServeSettings

@@ -10,8 +10,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from dashboards.web import server
-from dashboards.web.server import Connection, listen_at, tokens_of
+from trainwarden.dashboards.web import server
+from trainwarden.dashboards.web.server import Connection, listen_at, tokens_of
 from trainwarden.errors import ConfigError
 
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"

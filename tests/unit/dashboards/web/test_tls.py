@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from dashboards.web.server import _how, listen_at, tls_of
 from tests.servers.certificates import Authority
+from trainwarden.dashboards.web.server import _how, listen_at, tls_of
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.tls import trouble
 from trainwarden.settings import ServeSettings

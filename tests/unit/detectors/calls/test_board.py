@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from detectors.calls import board
-from detectors.calls.board import MAX_OPEN
-from detectors.job.object_codec import ObjectCodec
-from detectors.job.state import JobState
-from detectors.job.step_assembly import Pending
-from detectors.job.window import LogLine
+from trainwarden.detectors.calls import board
+from trainwarden.detectors.calls.board import MAX_OPEN
+from trainwarden.detectors.job.object_codec import ObjectCodec
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.step_assembly import Pending
+from trainwarden.detectors.job.window import LogLine
 from trainwarden.records import CollectivesRecord
 
 

@@ -7,12 +7,12 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from detectors.calls.exchanges import with_all_to_alls
-from detectors.calls.functions import RECV, SEND, code_of
-from detectors.calls.joined import Calls
-from detectors.job.state import JobState
 from tests.simulated_ranks.judged import Layout, Ranks, joined
 from tests.simulated_ranks.records import sent
+from trainwarden.detectors.calls.exchanges import with_all_to_alls
+from trainwarden.detectors.calls.functions import RECV, SEND, code_of
+from trainwarden.detectors.calls.joined import Calls
+from trainwarden.detectors.job.state import JobState
 
 EXPERTS = Layout(2, 8, 2, ep=4)
 ALL_TO_ALL = code_of("all_to_all")

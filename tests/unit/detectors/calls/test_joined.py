@@ -7,10 +7,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from detectors.calls.functions import RECV, SEND, SYNCHRONISES, code_of
-from detectors.calls.joined import AGREE, NEARLY, Calls, join
 from tests.simulated_ranks.layout import Layout
 from tests.simulated_ranks.steps import Ranks
+from trainwarden.detectors.calls.functions import RECV, SEND, SYNCHRONISES, code_of
+from trainwarden.detectors.calls.joined import AGREE, NEARLY, Calls, join
 
 
 def plainly(calls: Calls, sizes: np.ndarray, ranks: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detectors.collectives.count_watch import blame
 from tests.simulated_ranks.hangs import SYNC, Stand
 from tests.simulated_ranks.layout import Layout
+from trainwarden.detectors.collectives.count_watch import blame
 
 LAYOUTS = (Layout(1, 8, 1), Layout(4, 2, 1), Layout(2, 2, 4), Layout(4, 4, 2), Layout(1, 4, 4), Layout(8, 8, 1))
 

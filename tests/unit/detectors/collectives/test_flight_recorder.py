@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from detectors.collectives.findings import CollectiveFinding, accused_of, to_event
-from detectors.collectives.flight_recorder import analyse
-from detectors.facts.hard_event import HardEvent
-from detectors.job.state import JobState
 from tests.places import DATA
 from tests.unit.detectors.detection_streams import JOB, START_S
+from trainwarden.detectors.collectives.findings import CollectiveFinding, accused_of, to_event
+from trainwarden.detectors.collectives.flight_recorder import analyse
+from trainwarden.detectors.facts.hard_event import HardEvent
+from trainwarden.detectors.job.state import JobState
 from trainwarden.errors import DataError
 from trainwarden.topics import EVENTS
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from collectors.collectives.call_records import pack
-from detectors.collectives.flight_dump import read_dump
-from detectors.collectives.flight_recorder import analyse
-from detectors.collectives.live import LiveCollectives
-from detectors.recorded.facts import read_facts
-from detectors.recorded.replay import replay
 from tests.places import DATA
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, Run, event
+from trainwarden.collectors.collectives.call_records import pack
+from trainwarden.detectors.collectives.flight_dump import read_dump
+from trainwarden.detectors.collectives.flight_recorder import analyse
+from trainwarden.detectors.collectives.live import LiveCollectives
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.recorded.folder import read_folder
 from trainwarden.records import EventRecord, HeartbeatRecord, IncidentRecord
 from trainwarden.settings import DetectionSettings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.calls.counts import Counts
 from tests.simulated_ranks.hangs import Stand
 from tests.simulated_ranks.layout import Layout
 from tests.unit.detectors.detection_streams import JOB, Job, Run
+from trainwarden.detectors.calls.counts import Counts
 from trainwarden.records import CollectivesRecord
 
 LAYOUT = Layout(2, 2, 2, per_node=4)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from detectors.collectives.ras import analyse
-from detectors.collectives.ras_report import parse
+from trainwarden.detectors.collectives.ras import analyse
+from trainwarden.detectors.collectives.ras_report import parse
 from trainwarden.errors import DataError
 
 TEXT = """NCCL version 2.27.3 compiled with CUDA 12.9

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.collectives.ras import analyse
 from tests.places import DATA
+from trainwarden.detectors.collectives.ras import analyse
 
 FOLDER = DATA / "nccl_host" / "ras"
 FORMS = ("verbose.txt", "verbose-json.json")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from detectors.collectives.watchdog import Known, WatchdogLines, WatchdogTimeout, told
-from detectors.collectives.watchdog_lines import WatchdogLine, read_watchdog_line
-from detectors.job.object_codec import ObjectCodec
-from detectors.job.window import LogLine
-from detectors.testing.streams import START_S, Job, event, log_lines
 from tests.unit.detectors.detection_streams import Run
+from trainwarden.detectors.collectives.watchdog import Known, WatchdogLines, WatchdogTimeout, told
+from trainwarden.detectors.collectives.watchdog_lines import WatchdogLine, read_watchdog_line
+from trainwarden.detectors.job.object_codec import ObjectCodec
+from trainwarden.detectors.job.window import LogLine
+from trainwarden.detectors.testing.streams import START_S, Job, event, log_lines
 from trainwarden.parallelism.layout import Layout
 from trainwarden.records import IncidentRecord, IterationRecord, Record
 

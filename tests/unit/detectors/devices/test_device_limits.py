@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.devices.device_limits import DeviceLimits
-from detectors.devices.limit_memory import LimitMemory
-from detectors.devices.limits import limits_in_force, read_limits
 from tests.unit.detectors.devices.windows import START_S, run, samples_of, window_of
+from trainwarden.detectors.devices.device_limits import DeviceLimits
+from trainwarden.detectors.devices.limit_memory import LimitMemory
+from trainwarden.detectors.devices.limits import limits_in_force, read_limits
 from trainwarden.errors import ConfigError
 
 LIMITS = {limit.id: limit for limit in limits_in_force()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.devices.device_peers import DevicePeers
 from tests.unit.detectors.devices.windows import EVERY_S, START_S, samples_of, window_of
+from trainwarden.detectors.devices.device_peers import DevicePeers
 
 HEALTHY = {
     "gpu_utilization_ratio": 0.98, "gpu_sm_clock_hertz": 1.98e9, "gpu_power_watts": 640.0,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detectors.devices.device_limits import DeviceLimits
-from detectors.devices.limit_memory import LimitMemory
-from detectors.devices.limits import limits_in_force
 from tests.unit.detectors.devices.windows import EVERY_S, START_S, run, samples_of, window_of
+from trainwarden.detectors.devices.device_limits import DeviceLimits
+from trainwarden.detectors.devices.limit_memory import LimitMemory
+from trainwarden.detectors.devices.limits import limits_in_force
 
 LIMITS = {limit.id: limit for limit in limits_in_force()}
 NAN = float("nan")

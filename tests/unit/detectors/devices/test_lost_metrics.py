@@ -7,10 +7,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from detectors import CATALOG, ENTRY_POINTS
-from detectors.job.last_seen import absent_after, interval_after
-from detectors.job.state import JobState
 from trainwarden import plugins
+from trainwarden.detectors import CATALOG, ENTRY_POINTS
+from trainwarden.detectors.job.last_seen import absent_after, interval_after
+from trainwarden.detectors.job.state import JobState
 from trainwarden.records import MetricsRecord
 
 NAMES: Final = ("gpu_temperature_celsius", "gpu_power_watts", "gpu_pcie_replay_count")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.devices.floors import Floors
-from detectors.devices.leak_stream import START_S, leak_records
-from detectors.devices.memory_leak import MemoryLeak
-from detectors.testing.windows import windows_of
 from tests.unit.detectors.detection_streams import Run
+from trainwarden.detectors.devices.floors import Floors
+from trainwarden.detectors.devices.leak_stream import START_S, leak_records
+from trainwarden.detectors.devices.memory_leak import MemoryLeak
+from trainwarden.detectors.testing.windows import windows_of
 from trainwarden.records import MetricsRecord
 
 Floats = npt.NDArray[np.float64]

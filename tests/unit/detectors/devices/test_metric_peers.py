@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from detectors.devices.metric_peers import MAX_SUSPECTS, MetricPeers
-from detectors.devices.rounds import ROUNDS, SILENT, PeerRounds
-from detectors.job.samples import Entity, FamilySamples
-from detectors.job.state import JobState
+from trainwarden.detectors.devices.metric_peers import MAX_SUSPECTS, MetricPeers
+from trainwarden.detectors.devices.rounds import ROUNDS, SILENT, PeerRounds
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.job.state import JobState
 from trainwarden.records import Vote
 
 Floats = npt.NDArray[np.float64]

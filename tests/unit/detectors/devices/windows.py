@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from detectors.job.samples import Entity, FamilySamples
-from detectors.job.state import JobState
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.job.state import JobState
 
 START_S = 1_000_000.0
 EVERY_S = 15.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.facts.exceptions import exception_rule, interrupts
-from detectors.logs.rules import LogRules
-from detectors.testing.streams import Job, event
 from tests.unit.detectors.detection_streams import Run
+from trainwarden.detectors.facts.exceptions import exception_rule, interrupts
+from trainwarden.detectors.logs.rules import LogRules
+from trainwarden.detectors.testing.streams import Job, event
 from trainwarden.records import EventRecord
 
 RULES = LogRules()

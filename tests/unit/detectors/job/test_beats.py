@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.job.beats import PHASE_CODE, HeartbeatTable, damaged
-from detectors.job.object_codec import ObjectCodec as Snapshot
-from detectors.job.state import JobState
-from detectors.job.step_assembly import Pending
-from detectors.testing.streams import START_S, Job
+from trainwarden.detectors.job.beats import PHASE_CODE, HeartbeatTable, damaged
+from trainwarden.detectors.job.object_codec import ObjectCodec as Snapshot
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.step_assembly import Pending
+from trainwarden.detectors.testing.streams import START_S, Job
 from trainwarden.records import HeartbeatRecord
 
 RANKS, NODES = 2, 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from detectors.job import clocks as clocks_module
-from detectors.job.clocks import LATE_S, SPAN_S, BusClock, ClockOffsets, NodeClocks
-from detectors.testing.streams import event, log_lines
 from tests.doubles import ManualClock
+from trainwarden.detectors.job import clocks as clocks_module
+from trainwarden.detectors.job.clocks import LATE_S, SPAN_S, BusClock, ClockOffsets, NodeClocks
+from trainwarden.detectors.testing.streams import event, log_lines
 from trainwarden.protocols import Message
 from trainwarden.records import CollectivesRecord, EventRecord, HeartbeatRecord, IterationRecord, MetricsRecord, Record
 

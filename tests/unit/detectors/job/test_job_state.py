@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.job import last_seen
-from detectors.job.state import JobState
-from detectors.job.step_assembly import LATE_S, WARM_UP_STEPS
-from detectors.job.window import job_duration_s
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, event, log_lines
+from trainwarden.detectors.job import last_seen
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.step_assembly import LATE_S, WARM_UP_STEPS
+from trainwarden.detectors.job.window import job_duration_s
 from trainwarden.records import HeartbeatRecord, IterationRecord, MetricsRecord
 
 

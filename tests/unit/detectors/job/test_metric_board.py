@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.job.board import MetricBuffer
-from detectors.job.family import family_of_row
-from detectors.job.samples import Entity, FamilySamples
-from detectors.job.state import JobState
+from trainwarden.detectors.job.board import MetricBuffer
+from trainwarden.detectors.job.family import family_of_row
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.job.state import JobState
 from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord
 

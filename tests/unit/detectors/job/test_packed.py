@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.packed import pack, unpack
 from trainwarden.errors import DetectorError
 
 

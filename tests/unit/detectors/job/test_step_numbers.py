@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.job.state import JobState
 from tests.unit.detectors.detection_streams import JOB, START_S
+from trainwarden.detectors.job.state import JobState
 from trainwarden.records import IterationRecord
 
 BOGUS = 10**12

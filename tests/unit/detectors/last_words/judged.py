@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from detectors.recorded.facts import read_facts
-from detectors.recorded.replay import replay
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.formats.reading import read_job
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings

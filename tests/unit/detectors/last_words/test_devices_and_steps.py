@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from detectors.logs.device_lines import device_of
 from tests.unit.detectors.last_words.judged import judged
+from trainwarden.detectors.logs.device_lines import device_of
 from trainwarden.formats.reading import read_job
 from trainwarden.formats.text.trainers import TRAINERS, step_line
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from detectors.logs.ends.endings import Endings, shipped_endings
 from tests.unit.detectors.last_words.judged import judged, raised
+from trainwarden.detectors.logs.ends.endings import Endings, shipped_endings
 from trainwarden.errors import ConfigError
 from trainwarden.log_text import PREFIXES, label_of, writer_of
 

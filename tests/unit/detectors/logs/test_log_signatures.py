@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.logs.rules import LogRules
+from trainwarden.detectors.logs.rules import LogRules
 
 RULES = LogRules()
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from detectors.job.state import JobState
-from detectors.logs.findings import Finding, finding_vote
-from detectors.logs.log_window import LogWindow, LogWindowConfig
-from detectors.logs.rules import RULES_FILE, LogRules, load_xids
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, event, log_lines
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.logs.findings import Finding, finding_vote
+from trainwarden.detectors.logs.log_window import LogWindow, LogWindowConfig
+from trainwarden.detectors.logs.rules import RULES_FILE, LogRules, load_xids
 from trainwarden.errors import ConfigError
 from trainwarden.records import EventRecord, IterationRecord, Vote
 

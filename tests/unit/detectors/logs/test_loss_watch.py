@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detectors.job.state import JobState
-from detectors.job.window import LogLine
-from detectors.logs import loss_watch
-from detectors.logs.loss_lines import printed
-from detectors.logs.loss_watch import LossWatch
 from tests.places import shared_data
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.window import LogLine
+from trainwarden.detectors.logs import loss_watch
+from trainwarden.detectors.logs.loss_lines import printed
+from trainwarden.detectors.logs.loss_watch import LossWatch
 
 EMPTY = JobState("job").window(now_s=0.0)
 RNG = np.random.default_rng(0)

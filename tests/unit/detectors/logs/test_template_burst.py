@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from detectors.job.state import JobState
-from detectors.job.window import LogLine
-from detectors.logs.template_burst import TemplateBurst
-from detectors.logs.templates import OVERFLOW, LogTemplates
 from tests.unit.detectors.detection_streams import JOB, START_S, log_lines
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.window import LogLine
+from trainwarden.detectors.logs.template_burst import TemplateBurst
+from trainwarden.detectors.logs.templates import OVERFLOW, LogTemplates
 from trainwarden.records import Vote
 
 Say = Callable[[int, float], list[str]]

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from detectors.logs.rules import LogRules
+from trainwarden.detectors.logs.rules import LogRules
 from trainwarden.records import MAX_LINE_CHARS
 
 RULES = LogRules()

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity
-from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
 from trainwarden.errors import DetectorError
 from trainwarden.settings import parse
 
@@ -125,7 +125,7 @@ def test_arrays_are_refused_that_need_pickle_even_with_the_right_checksum(saved)
 
 
 def test_models_that_do_not_fit_their_metrics_are_refused(bundle, tmp_path):
-    from detectors.metrics.bundle.metric_vote import MetricVote
+    from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
 
     one, other = bundle.votes["gpu"], bundle.votes[""]
     models = {**one.models, "pca": other.models["pca"]}

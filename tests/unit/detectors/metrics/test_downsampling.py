@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity, FamilySamples
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.bundle.sampling_interval import SamplingInterval
-from detectors.metrics.downsampling import Downsampler
-from detectors.metrics.scores import MetricScorer
-from detectors.metrics.votes import PcaVote
-from detectors.recorded.metrics import score_recorded
 from tests.unit.detectors.metrics.test_model_votes import window
-from trainer_offline.registry.parts import join, parts_of
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.bundle.sampling_interval import SamplingInterval
+from trainwarden.detectors.metrics.downsampling import Downsampler
+from trainwarden.detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.metrics.votes import PcaVote
+from trainwarden.detectors.recorded.metrics import score_recorded
 from trainwarden.errors import DetectorError
 from trainwarden.recorded.folder import read_folder
 from trainwarden.settings import parse
+from trainwarden.trainer_offline.registry.parts import join, parts_of
 
 NAMES = ("power", "clock", "gpu_energy_joules")
 CONFIG = parse(VoteConfig, {"members": {"pca": 1.0, "kmeans": 1.0, "neighbor_profile": 1.0},

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity, Floats, ScoredSamples
-from detectors.job.state import JobState
-from detectors.metrics.hysteresis import ModelVoteConfig, rarity
-from detectors.metrics.votes import MetricChangeVote, MetricMeanVote
-from detectors.verdict.ensemble import Ensemble
-from detectors.verdict.rule import EnsembleConfig
-from trainer_offline.fit.judge import segments
+from trainwarden.detectors.job.samples import Entity, Floats, ScoredSamples
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.metrics.hysteresis import ModelVoteConfig, rarity
+from trainwarden.detectors.metrics.votes import MetricChangeVote, MetricMeanVote
+from trainwarden.detectors.verdict.ensemble import Ensemble
+from trainwarden.detectors.verdict.rule import EnsembleConfig
+from trainwarden.trainer_offline.fit.judge import segments
 
 DAY = 1440
 

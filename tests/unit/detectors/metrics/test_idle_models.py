@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.configured_detectors import chosen, ensemble, rule
-from detectors.job.samples import Entity
-from detectors.job_monitor import JobMonitor
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.vote import IDLE
-from detectors.recorded.metrics import score_recorded
-from detectors.recorded.replay import replay
-from detectors.verdict.ensemble import Ensemble
 from tests.unit.detectors import recordings
+from trainwarden.detectors.configured_detectors import chosen, ensemble, rule
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.job_monitor import JobMonitor
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.vote import IDLE
+from trainwarden.detectors.recorded.metrics import score_recorded
+from trainwarden.detectors.recorded.replay import replay
+from trainwarden.detectors.verdict.ensemble import Ensemble
 from trainwarden.records import MetricsRecord, VerdictRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import DetectionSettings, parse

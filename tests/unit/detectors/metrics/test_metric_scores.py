@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity, FamilySamples
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.scores import NO_MODELS, MetricScorer
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.scores import NO_MODELS, MetricScorer
 from trainwarden.errors import DetectorError
 from trainwarden.settings import parse
 

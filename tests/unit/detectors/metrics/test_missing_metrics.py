@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity, FamilySamples
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import ROW_MODELS, View, VoteConfig
-from detectors.metrics.bundle.preparation import Preparation, PreparationConfig
-from detectors.metrics.bundle.scale import FARTHEST, Scale
-from detectors.metrics.hysteresis import ModelVoteConfig
-from detectors.metrics.models.dtw import Dtw, DtwConfig
-from detectors.metrics.models.forecast import Forecast, ForecastConfig
-from detectors.metrics.models.knn import NeighborSearch
-from detectors.metrics.models.pca import Pca, PcaConfig
-from detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import ROW_MODELS, View, VoteConfig
+from trainwarden.detectors.metrics.bundle.preparation import Preparation, PreparationConfig
+from trainwarden.detectors.metrics.bundle.scale import FARTHEST, Scale
+from trainwarden.detectors.metrics.hysteresis import ModelVoteConfig
+from trainwarden.detectors.metrics.models.dtw import Dtw, DtwConfig
+from trainwarden.detectors.metrics.models.forecast import Forecast, ForecastConfig
+from trainwarden.detectors.metrics.models.knn import NeighborSearch
+from trainwarden.detectors.metrics.models.pca import Pca, PcaConfig
+from trainwarden.detectors.metrics.scores import MetricScorer
 from trainwarden.settings import parse
 
 NAMES = ("power", "clock", "load", "heat", "flow", "memory")

@@ -7,13 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.source import ModelPoller, ModelSet
-from detectors.service import DetectionHandler
 from tests.doubles import ManualClock, metric_value
 from tests.unit.detectors.detection_streams import RememberingBus
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.source import ModelPoller, ModelSet
+from trainwarden.detectors.service import DetectionHandler
 from trainwarden.errors import DetectorError
 from trainwarden.protocols import Message
 from trainwarden.records import EventRecord, MetricsRecord, VerdictRecord

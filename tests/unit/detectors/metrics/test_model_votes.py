@@ -9,20 +9,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.configured_detectors import chosen
-from detectors.job.samples import Entity, ScoredSamples
-from detectors.job.state import JobState
-from detectors.job.window import Window
-from detectors.job_monitor import JobMonitor, seen
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.scores import NO_MODELS
-from detectors.metrics.vote import ModelVoteConfig
-from detectors.metrics.votes import MetricMeanVote, PcaVote
-from detectors.service import DetectionHandler
-from detectors.verdict.ensemble import Ensemble
-from detectors.verdict.rule import EnsembleConfig
 from tests.doubles import ManualClock
+from trainwarden.detectors.configured_detectors import chosen
+from trainwarden.detectors.job.samples import Entity, ScoredSamples
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.job_monitor import JobMonitor, seen
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.scores import NO_MODELS
+from trainwarden.detectors.metrics.vote import ModelVoteConfig
+from trainwarden.detectors.metrics.votes import MetricMeanVote, PcaVote
+from trainwarden.detectors.service import DetectionHandler
+from trainwarden.detectors.verdict.ensemble import Ensemble
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.records import IncidentRecord, MetricsRecord, Suspect, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.metrics.bundle.calibration import Calibration, squeeze, unsqueeze
+from trainwarden.detectors.metrics.bundle.calibration import Calibration, squeeze, unsqueeze
 from trainwarden.errors import DetectorError
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.models.forecast import LEAST_SPREAD, Forecast, ForecastConfig
-from trainer_offline.registry.parts import join
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.models.forecast import LEAST_SPREAD, Forecast, ForecastConfig
 from trainwarden.errors import DetectorError
+from trainwarden.trainer_offline.registry.parts import join
 
 SMALL = ForecastConfig(mean_samples=2, lags=3)
 

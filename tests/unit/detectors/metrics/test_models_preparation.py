@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.metrics.bundle.preparation import Preparation, PreparationConfig
-from detectors.metrics.bundle.trailing import trailing_mean, trailing_median
+from trainwarden.detectors.metrics.bundle.preparation import Preparation, PreparationConfig
+from trainwarden.detectors.metrics.bundle.trailing import trailing_mean, trailing_median
 from trainwarden.errors import DetectorError
 
 NAMES = ["load", "load_too", "power", "constant", "absent", "traffic"]

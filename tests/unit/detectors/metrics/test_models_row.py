@@ -12,13 +12,13 @@ import sklearn.cluster
 from sklearn.decomposition import PCA
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 
-from detectors.metrics.bundle.members import ROW_MODELS
-from detectors.metrics.models.kmeans import KMeans, KMeansConfig
-from detectors.metrics.models.knn import NeighborSearch, sample_rows
-from detectors.metrics.models.lof import Lof, LofConfig
-from detectors.metrics.models.nearest import Nearest, NearestConfig
-from detectors.metrics.models.pca import Pca, PcaConfig
-from detectors.metrics.models.zlength import ZLength, ZLengthConfig
+from trainwarden.detectors.metrics.bundle.members import ROW_MODELS
+from trainwarden.detectors.metrics.models.kmeans import KMeans, KMeansConfig
+from trainwarden.detectors.metrics.models.knn import NeighborSearch, sample_rows
+from trainwarden.detectors.metrics.models.lof import Lof, LofConfig
+from trainwarden.detectors.metrics.models.nearest import Nearest, NearestConfig
+from trainwarden.detectors.metrics.models.pca import Pca, PcaConfig
+from trainwarden.detectors.metrics.models.zlength import ZLength, ZLengthConfig
 from trainwarden.errors import DetectorError
 
 
@@ -233,8 +233,8 @@ def test_whoever_only_scores_does_not_import_what_fits(tmp_path, normal):
     for name, kind in ROW_MODELS.items():
         np.savez(tmp_path / f"{name}.npz", **kind.fit(normal, kind.Config(), 0).to_arrays())
     code = (
-        "import sys, numpy as np, detectors.service, detectors.own_models.learner\n"
-        "from detectors.metrics.bundle.members import ROW_MODELS\n"
+        "import sys, numpy as np, trainwarden.detectors.service, trainwarden.detectors.own_models.learner\n"
+        "from trainwarden.detectors.metrics.bundle.members import ROW_MODELS\n"
         "for name, kind in ROW_MODELS.items():\n"
         f"    kind.from_arrays(dict(np.load({str(tmp_path)!r} + f'/{{name}}.npz'))).score(np.ones((3, 5)))\n"
         "print(sorted({one.partition('.')[0] for one in sys.modules} & {'sklearn', 'stumpy', 'numba', 'joblib'}))"

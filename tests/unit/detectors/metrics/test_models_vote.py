@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.metrics.bundle.calibration import squeeze, unsqueeze
-from detectors.metrics.bundle.members import View, VoteConfig
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.models.pca import Pca
+from trainwarden.detectors.metrics.bundle.calibration import squeeze, unsqueeze
+from trainwarden.detectors.metrics.bundle.members import View, VoteConfig
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.models.pca import Pca
 from trainwarden.errors import DetectorError
 from trainwarden.settings import parse
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tslearn.metrics import dtw as tslearn_dtw
 
-from detectors.metrics.bundle.on_columns import OnColumns
-from detectors.metrics.models.dtw import Dtw, DtwConfig, banded_dtw
-from detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
+from trainwarden.detectors.metrics.bundle.on_columns import OnColumns
+from trainwarden.detectors.metrics.models.dtw import Dtw, DtwConfig, banded_dtw
+from trainwarden.detectors.metrics.models.neighbor_profile import NeighborProfile, NeighborProfileConfig
 from trainwarden.errors import DetectorError
 
 

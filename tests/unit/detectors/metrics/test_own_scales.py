@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity, FamilySamples, ScoredSamples
-from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.bundle.metric_vote import MetricVote
-from detectors.metrics.bundle.preparation import Preparation, PreparationConfig
-from detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.job.samples import Entity, FamilySamples, ScoredSamples
+from trainwarden.detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.bundle.metric_vote import MetricVote
+from trainwarden.detectors.metrics.bundle.preparation import Preparation, PreparationConfig
+from trainwarden.detectors.metrics.scores import MetricScorer
 from trainwarden.settings import parse
 
 NAMES = ("power", "clock", "load")

@@ -10,15 +10,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from detectors.job.board import MetricBuffer
-from detectors.job.samples import Entity
-from detectors.job.state import JobState
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.lined_up import interval_s, lined_up
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.models.dtw import Dtw, DtwConfig
-from detectors.metrics.scores import MetricScorer
-from detectors.metrics.votes import DtwVote
+from trainwarden.detectors.job.board import MetricBuffer
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.lined_up import interval_s, lined_up
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.models.dtw import Dtw, DtwConfig
+from trainwarden.detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.metrics.votes import DtwVote
 from trainwarden.records import MetricsRecord, Vote
 from trainwarden.settings import parse
 

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from detectors.job.samples import Entity, FamilySamples
-from detectors.job.state import JobState
-from detectors.metrics.still_metrics import StillMetrics
-from detectors.recorded.grids import MetricGrid, first_moves_s
-from detectors.recorded.replay import replay
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.metrics.still_metrics import StillMetrics
+from trainwarden.detectors.recorded.grids import MetricGrid, first_moves_s
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.recorded.folder import read_folder
 from trainwarden.settings import DetectionSettings
 

@@ -9,19 +9,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.configured_detectors import chosen
-from detectors.job.board import MetricBuffer
-from detectors.job.samples import Entity, FamilySamples
-from detectors.job.state import JobState
-from detectors.job_monitor import JobMonitor
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.scores import MetricScorer
-from detectors.own_models import own_models
-from detectors.own_models.learner import Learner, from_bytes, learnt, packed, to_bytes, unpacked
-from detectors.own_models.own_models import STAGES, OwnModels
-from detectors.protocol import Role
-from detectors.verdict.ensemble import Ensemble
-from detectors.verdict.rule import EnsembleConfig
+from trainwarden.detectors.configured_detectors import chosen
+from trainwarden.detectors.job.board import MetricBuffer
+from trainwarden.detectors.job.samples import Entity, FamilySamples
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job_monitor import JobMonitor
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.scores import MetricScorer
+from trainwarden.detectors.own_models import own_models
+from trainwarden.detectors.own_models.learner import Learner, from_bytes, learnt, packed, to_bytes, unpacked
+from trainwarden.detectors.own_models.own_models import STAGES, OwnModels
+from trainwarden.detectors.protocol import Role
+from trainwarden.detectors.verdict.ensemble import Ensemble
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentRecord, MetricsRecord, Suspect, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.job.state import JobState
-from detectors.pace.blame import likely, shared
-from detectors.pace.change_point import ChangePoint
-from detectors.pace.row_memory import RowMemory
-from detectors.recorded.stream import ReplayStream
 from tests.places import ROOT
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.pace.blame import likely, shared
+from trainwarden.detectors.pace.change_point import ChangePoint
+from trainwarden.detectors.pace.row_memory import RowMemory
+from trainwarden.detectors.recorded.stream import ReplayStream
 from trainwarden.recorded.folder import read_folder
 from trainwarden.records import IterationRecord, Record, Vote
 

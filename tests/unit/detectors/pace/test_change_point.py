@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.job.state import JobState
-from detectors.pace.change_point import ChangePoint
-from detectors.pace.iteration_threshold import IterationThreshold
-from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
-from detectors.verdict.ensemble import Ensemble
-from detectors.verdict.incidents import IncidentTracker
-from detectors.verdict.rule import EnsembleConfig
 from tests.benchmarks.detection.change_baselines import ours
 from tests.benchmarks.detection.change_series import Floats
 from tests.benchmarks.detection.change_synthetic import synthetic
 from tests.benchmarks.detection.changes import match, metrics
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.pace.change_point import ChangePoint
+from trainwarden.detectors.pace.iteration_threshold import IterationThreshold
+from trainwarden.detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
+from trainwarden.detectors.verdict.ensemble import Ensemble
+from trainwarden.detectors.verdict.incidents import IncidentTracker
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentRecord, IterationRecord
 
 

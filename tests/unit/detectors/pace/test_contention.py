@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.pace.contention import KEPT, LOST, HostContention
-from detectors.peers.cpu_wait import EXPLAINED, GROWN, LEAST_TICKS, LEVEL_S
 from tests.examples import examples
+from trainwarden.detectors.pace.contention import KEPT, LOST, HostContention
+from trainwarden.detectors.peers.cpu_wait import EXPLAINED, GROWN, LEAST_TICKS, LEVEL_S
 from trainwarden.errors import DetectorError
 
 Ticks = dict[str, dict[str, list[tuple[float, float]]]]

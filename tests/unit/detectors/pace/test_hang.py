@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from detectors.job.state import JobState
-from detectors.pace.hang import HangConfig, HangWatch, hang_vote
-from detectors.pace.iteration_threshold import IterationThreshold
 from tests.unit.detectors.detection_streams import Job, event
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.pace.hang import HangConfig, HangWatch, hang_vote
+from trainwarden.detectors.pace.iteration_threshold import IterationThreshold
 from trainwarden.records import MetricsRecord
 
 STEP_S = 0.3

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from detectors.testing.streams import Job, event
 from tests.unit.detectors.detection_streams import Run
+from trainwarden.detectors.testing.streams import Job, event
 from trainwarden.records import IncidentKind, IncidentRecord
 
 

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.calls.counts import Counts
-from detectors.job.state import JobState
-from detectors.pace.hang import HangConfig, HangWatch, Stall, hang_vote
 from tests.simulated_ranks.hangs import Stand
 from tests.simulated_ranks.layout import Layout
 from tests.unit.detectors.detection_streams import Job
+from trainwarden.detectors.calls.counts import Counts
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.pace.hang import HangConfig, HangWatch, Stall, hang_vote
 from trainwarden.records import IterationRecord
 
 STEP_S, STEPS, CULPRIT = 0.3, 30, 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from detectors.recorded.replay import replay
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.recorded.folder import read_folder
 from trainwarden.settings import DetectionSettings
 

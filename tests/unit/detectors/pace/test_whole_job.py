@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.job.state import JobState
-from detectors.pace.change_point import ChangePoint
-from detectors.pace.contention import LOST
-from detectors.recorded.replay import replay
-from detectors.recorded.stream import ReplayStream
 from tests.unit.detectors import recordings
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, Run
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.pace.change_point import ChangePoint
+from trainwarden.detectors.pace.contention import LOST
+from trainwarden.detectors.recorded.replay import replay
+from trainwarden.detectors.recorded.stream import ReplayStream
 from trainwarden.recorded.job import MetricTable, RecordedJob
 from trainwarden.records import IncidentRecord, IterationRecord, MetricsRecord
 from trainwarden.settings import DetectionSettings

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from detectors.job.state import JobState
-from detectors.job.window import Window
-from detectors.peers.peer_deviation import Episode, PeerDeviation
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.peers.peer_deviation import Episode, PeerDeviation
 from trainwarden.parallelism.claim import Claim, event_fields
 from trainwarden.records import EventRecord, IterationRecord
 

@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from detectors.job.packed import unpack
-from detectors.peers.episodes import calm_rows, onset_rows, spell_ratio, trimmed_mean
-from detectors.peers.memory import ROWS, SLACK, PeerMemory, PeerStep
-from detectors.peers.peer_deviation import PeerDeviation
-from detectors.peers.roles import median_of_peers, roles
 from tests.unit.detectors.peers.rank_series import healthy, watched, windows
+from trainwarden.detectors.job.packed import unpack
+from trainwarden.detectors.peers.episodes import calm_rows, onset_rows, spell_ratio, trimmed_mean
+from trainwarden.detectors.peers.memory import ROWS, SLACK, PeerMemory, PeerStep
+from trainwarden.detectors.peers.peer_deviation import PeerDeviation
+from trainwarden.detectors.peers.roles import median_of_peers, roles
 from trainwarden.errors import DetectorError
 
 

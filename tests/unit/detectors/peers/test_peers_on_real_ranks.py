@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pytest
 from tslearn.metrics import cdist_dtw
 
-from detectors.metrics.models.dtw import Dtw, DtwConfig
-from detectors.peers.roles import roles
 from tests.places import DATA
 from tests.unit.detectors.peers.rank_series import healthy, watched
+from trainwarden.detectors.metrics.models.dtw import Dtw, DtwConfig
+from trainwarden.detectors.peers.roles import roles
 
 FOLDER = DATA / "peers"
 Floats = npt.NDArray[np.float64]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from detectors.job.state import JobState
-from detectors.job_monitor import _PLAIN
-from detectors.verdict.evidence import slowness
 from tests.unit.detectors.peers.rank_series import healthy, layout_event, watched, windows
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job_monitor import _PLAIN
+from trainwarden.detectors.verdict.evidence import slowness
 from trainwarden.parallelism.claim import Claim
 from trainwarden.records import IterationRecord
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from detectors.recorded.facts import read_facts
-from detectors.recorded.replay import replay
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.recorded.folder import read_folder
 from trainwarden.records import EventRecord, IncidentRecord
 from trainwarden.settings import DetectionSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from detectors.recorded.facts import read_facts
-from detectors.recorded.replay import replay
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.recorded.folder import read_folder
 from trainwarden.records import EventRecord, IncidentRecord
 from trainwarden.settings import DetectionSettings

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.metrics import baseline_freeze
-from detectors.metrics.bundle.calibration import squeeze, unsqueeze
-from detectors.recorded.metrics import HALF_LIFE_SAMPLES, LASTING_NATS, lasting, score_recorded
 from tests.examples import examples
 from tests.unit.detectors import recordings
 from tests.unit.detectors.recorded.test_replay import QUICK, strange_metrics
+from trainwarden.detectors.metrics import baseline_freeze
+from trainwarden.detectors.metrics.bundle.calibration import squeeze, unsqueeze
+from trainwarden.detectors.recorded.metrics import HALF_LIFE_SAMPLES, LASTING_NATS, lasting, score_recorded
 
 SCORES = st.lists(st.floats(0.0, 0.95) | st.just(math.nan), min_size=1, max_size=60)
 

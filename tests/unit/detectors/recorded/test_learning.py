@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from detectors.job.samples import Entity, ScoredSamples
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.hysteresis import EXPIRE_S
-from detectors.recorded import learning
-from detectors.recorded.grids import MetricGrid
-from detectors.recorded.learning import AROUND, LearningOn, calm
-from detectors.recorded.metrics import MetricScores, score_recorded
+from trainwarden.detectors.job.samples import Entity, ScoredSamples
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.hysteresis import EXPIRE_S
+from trainwarden.detectors.recorded import learning
+from trainwarden.detectors.recorded.grids import MetricGrid
+from trainwarden.detectors.recorded.learning import AROUND, LearningOn, calm
+from trainwarden.detectors.recorded.metrics import MetricScores, score_recorded
 from trainwarden.recorded.job import MetricTable, RecordedJob
 
 CONFIG = VoteConfig(members={"kmeans": 1.0, "nearest": 1.0, "metric_change": 1.0})

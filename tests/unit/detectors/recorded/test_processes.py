@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from detectors.recorded.processes import processes, submit_all
+from trainwarden.detectors.recorded.processes import processes, submit_all
 from trainwarden.errors import DataError
 
 LONG_S = 600.0
 SCRIPT = f"""
 import signal, time
-from detectors.recorded.processes import processes, submit_all
+from trainwarden.detectors.recorded.processes import processes, submit_all
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
 if __name__ == "__main__":
     with processes(2) as pool:

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from detectors.calls.functions import NAMES
-from detectors.recorded.findings import job_object
-from detectors.recorded.replay import replay
 from tests.simulated_ranks.layout import Layout
 from tests.simulated_ranks.steps import Fault, Ranks
+from trainwarden.detectors.calls.functions import NAMES
+from trainwarden.detectors.recorded.findings import job_object
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.errors import DataError
 from trainwarden.recorded.cut import between
 from trainwarden.recorded.folder import jobs_in, read_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.facts import read_facts
 from trainwarden.errors import DataError
 from trainwarden.recorded.job import RecordedJob
 from trainwarden.records import EventRecord

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from detectors.logs.rules import load_xids
-from detectors.recorded.facts import read_facts
-from detectors.recorded.replay import replay
+from trainwarden.detectors.logs.rules import load_xids
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.recorded.folder import read_folder
 from trainwarden.records import EventRecord, IncidentRecord
 from trainwarden.settings import DetectionSettings

@@ -7,14 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.recorded.findings import job_object
-from detectors.recorded.grids import held, metric_grids
-from detectors.recorded.metrics import MetricScores, score_recorded
-from detectors.recorded.replay import ReplayResult, replay
-from detectors.recorded.stream import ReplayStream
 from tests.unit.detectors import recordings
 from tests.unit.detectors.detection_streams import Run
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.recorded.findings import job_object
+from trainwarden.detectors.recorded.grids import held, metric_grids
+from trainwarden.detectors.recorded.metrics import MetricScores, score_recorded
+from trainwarden.detectors.recorded.replay import ReplayResult, replay
+from trainwarden.detectors.recorded.stream import ReplayStream
 from trainwarden.recorded.job import MetricTable, PlannedChange, RecordedJob
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DetectionSettings

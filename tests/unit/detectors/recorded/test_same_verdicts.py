@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.configured_detectors import chosen, rule
-from detectors.job_monitor import JobMonitor
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.recorded.learning import bundle_of
-from detectors.recorded.metrics import score_recorded
-from detectors.recorded.replay import replay
 from tests.unit.detectors import recordings
+from trainwarden.detectors.configured_detectors import chosen, rule
+from trainwarden.detectors.job_monitor import JobMonitor
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.recorded.learning import bundle_of
+from trainwarden.detectors.recorded.metrics import score_recorded
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.recorded.job import MetricTable, RecordedJob
 from trainwarden.records import IncidentRecord, MetricsRecord
 from trainwarden.self_metrics import SelfMetrics

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detectors.job.window import Window
-from detectors.protocol import Role
-from detectors.recorded.grids import RecordedSamples
-from detectors.recorded.replay import replay
 from tests.unit.detectors import recordings
 from tests.unit.detectors.detection_streams import Run
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.protocol import Role
+from trainwarden.detectors.recorded.grids import RecordedSamples
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.records import MetricsRecord, Vote
 from trainwarden.settings import Config, DetectionSettings
 
@@ -51,7 +51,7 @@ class Spy:
 
 @pytest.fixture(autouse=True)
 def catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("detectors.configured_detectors.CATALOG", {"spy": f"{__name__}:Spy"})
+    monkeypatch.setattr("trainwarden.detectors.configured_detectors.CATALOG", {"spy": f"{__name__}:Spy"})
     Spy.seen, Spy.lengths = [], set()
 
 

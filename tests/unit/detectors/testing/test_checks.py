@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from detectors.job.packed import pack, unpack
-from detectors.job.window import Window
-from detectors.protocol import Role
-from detectors.testing import checks
-from detectors.testing.checks import Case, check_detector
+from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.protocol import Role
+from trainwarden.detectors.testing import checks
+from trainwarden.detectors.testing.checks import Case, check_detector
 from trainwarden.records import Vote
 from trainwarden.settings import Config
 
@@ -102,7 +102,7 @@ class Trusting(Exits):
 
 def stream(sick: bool) -> Any:
     """An exit, which a healthy job does not have."""
-    from detectors.testing.streams import START_S, event
+    from trainwarden.detectors.testing.streams import START_S, event
 
     return [(START_S + place, event("process_exit" if sick else "phase", START_S + place, 1)) for place in range(4)]
 
@@ -110,7 +110,11 @@ def stream(sick: bool) -> Any:
 @pytest.mark.parametrize(
     ("plugin", "check", "sentence"),
     [
-        (Roleless, checks.it_says_what_its_votes_may_do, r"Roleless\.role must be a detectors\.protocol\.Role"),
+        (
+            Roleless,
+            checks.it_says_what_its_votes_may_do,
+            r"Roleless\.role must be a trainwarden\.detectors\.protocol\.Role",
+        ),
         (Boastful, checks.it_says_what_its_votes_may_do, "a vote is hard, but its role does not open by that: gone"),
         (Nervous, checks.it_is_calm_when_there_is_nothing, "an empty window is anomalous: gone"),
         (Nervous, checks.it_is_calm_while_all_is_well, "a healthy job is anomalous: gone"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.pace.change_point import ChangePoint
-from detectors.transfers.collective_links import CollectiveLinks
-from detectors.verdict.ensemble import Ensemble
-from detectors.verdict.rule import EnsembleConfig
 from tests.simulated_ranks.judged import Fault, Layout, Ranks, judged, window_of
+from trainwarden.detectors.pace.change_point import ChangePoint
+from trainwarden.detectors.transfers.collective_links import CollectiveLinks
+from trainwarden.detectors.verdict.ensemble import Ensemble
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import Vote
 
 WIDE = Layout(4, 2, 4)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detectors.calls.joined import Calls
-from detectors.transfers.collective_waits import CollectiveWaits
-from detectors.transfers.lateness import Lateness
 from tests.simulated_ranks.judged import Fault, Layout, Ranks, joined, judged, window_of
+from trainwarden.detectors.calls.joined import Calls
+from trainwarden.detectors.transfers.collective_waits import CollectiveWaits
+from trainwarden.detectors.transfers.lateness import Lateness
 
 LAYOUTS = [
     Layout(4, 2, 4),

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detectors.transfers.peer_groups import likes
 from tests.simulated_ranks.judged import Layout, Ranks, joined, window_of
+from trainwarden.detectors.transfers.peer_groups import likes
 
 LAYOUT = Layout(2, 2, 4)
 

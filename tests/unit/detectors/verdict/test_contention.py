@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from detectors.job.board import MetricBuffer
-from detectors.peers.cpu_wait import ON_CPU, QUEUED, USED
-from detectors.verdict.contention import CPU_TICKS, HOST_S
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, Run
+from trainwarden.detectors.job.board import MetricBuffer
+from trainwarden.detectors.peers.cpu_wait import ON_CPU, QUEUED, USED
+from trainwarden.detectors.verdict.contention import CPU_TICKS, HOST_S
 from trainwarden.records import IncidentRecord, MetricsRecord
 
 SLOW, STEPS = 80, 160

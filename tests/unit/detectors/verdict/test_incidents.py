@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from detectors.job.state import JobState
-from detectors.job.window import Window
-from detectors.logs.loss_watch import LossWatch
-from detectors.pace.iteration_threshold import IterationThreshold
-from detectors.protocol import Role
-from detectors.verdict.ensemble import Candidate, Ensemble, family_of
-from detectors.verdict.incidents import IncidentTracker, incident_id
-from detectors.verdict.rule import EnsembleConfig
 from tests.unit.detectors.detection_streams import START_S, Job, event
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.logs.loss_watch import LossWatch
+from trainwarden.detectors.pace.iteration_threshold import IterationThreshold
+from trainwarden.detectors.protocol import Role
+from trainwarden.detectors.verdict.ensemble import Candidate, Ensemble, family_of
+from trainwarden.detectors.verdict.incidents import IncidentTracker, incident_id
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect, Vote
 
 CONFIG = EnsembleConfig()

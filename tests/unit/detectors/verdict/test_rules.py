@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from detectors.configured_detectors import chosen, rule
-from detectors.job.state import JobState
-from detectors.verdict.ensemble import Ensemble
-from detectors.verdict.rule import EnsembleConfig
 from tests.unit.detectors.detection_streams import START_S
+from trainwarden.detectors.configured_detectors import chosen, rule
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.verdict.ensemble import Ensemble
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.errors import ConfigError
 from trainwarden.records import IncidentKind, Suspect, VerdictRecord, Vote
 from trainwarden.settings import DetectionSettings

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from detectors.job.state import JobState
-from detectors.protocol import Role
-from detectors.verdict.ensemble import Ensemble
-from detectors.verdict.incidents import IncidentTracker
-from detectors.verdict.rule import EnsembleConfig
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.protocol import Role
+from trainwarden.detectors.verdict.ensemble import Ensemble
+from trainwarden.detectors.verdict.incidents import IncidentTracker
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import Suspect, Vote
 
 ROLE = Role(reads="calls", opens=("verified",))

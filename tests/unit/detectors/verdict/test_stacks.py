@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.testing.streams import START_S, Job, event
-from detectors.verdict.stacks import MAX_WORDS, StackBoard, with_stacks
 from tests.unit.detectors.detection_streams import Run
+from trainwarden.detectors.testing.streams import START_S, Job, event
+from trainwarden.detectors.verdict.stacks import MAX_WORDS, StackBoard, with_stacks
 from trainwarden.records import EventRecord, IncidentRecord, Suspect
 
 PLACE = "next_batch (job/data.py:41)"

@@ -8,15 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from actions.planners.move import best_move
-from actions.planners.slow import Slowness, read
-from detectors.calls.functions import bus_factor, code_of
-from detectors.job.state import JobState
-from detectors.job.window import Window
-from detectors.verdict.evidence import slowness
 from tests.simulated_ranks.layout import Layout
 from tests.simulated_ranks.records import START_S, records_of_step
 from tests.simulated_ranks.steps import BYTES, BYTES_PER_S, Fault, Ranks
+from trainwarden.actions.planners.move import best_move
+from trainwarden.actions.planners.slow import Slowness, read
+from trainwarden.detectors.calls.functions import bus_factor, code_of
+from trainwarden.detectors.job.state import JobState
+from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.verdict.evidence import slowness
 from trainwarden.parallelism.layout import Layout as Told
 from trainwarden.records import HeartbeatRecord
 

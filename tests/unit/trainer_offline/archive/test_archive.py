@@ -25,11 +25,6 @@ from tests.archive_doubles import (
     steps_record,
 )
 from tests.doubles import ManualClock
-from trainer_offline.archive import compaction, maintenance
-from trainer_offline.archive import reader as archive_reader
-from trainer_offline.archive.atomic import held_open
-from trainer_offline.archive.data_file import Part, part_of
-from trainer_offline.archive.export import export
 from trainwarden.errors import DataError
 from trainwarden.records import (
     ActionRecord,
@@ -41,6 +36,11 @@ from trainwarden.records import (
     VerdictRecord,
     Vote,
 )
+from trainwarden.trainer_offline.archive import compaction, maintenance
+from trainwarden.trainer_offline.archive import reader as archive_reader
+from trainwarden.trainer_offline.archive.atomic import held_open
+from trainwarden.trainer_offline.archive.data_file import Part, part_of
+from trainwarden.trainer_offline.archive.export import export
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from detectors.recorded.grids import RecordedSamples
 from tests.archive_doubles import (
     NOON_S,
     Service,
@@ -21,15 +20,16 @@ from tests.archive_doubles import (
     present,
     steps_record,
 )
-from trainer_offline.archive import maintenance
-from trainer_offline.archive.export import export
-from trainer_offline.archive.reader import batches, jobs
 from trainwarden.bus.embedded.engine import EmbeddedBus
+from trainwarden.detectors.recorded.grids import RecordedSamples
 from trainwarden.recorded.cut import between
 from trainwarden.recorded.folder import read_folder
 from trainwarden.recorded.writing import write_recording
 from trainwarden.records import CollectivesRecord, MetricsRecord, Record
 from trainwarden.topics import topic_of
+from trainwarden.trainer_offline.archive import maintenance
+from trainwarden.trainer_offline.archive.export import export
+from trainwarden.trainer_offline.archive.reader import batches, jobs
 
 
 def aged(root: Path) -> None:

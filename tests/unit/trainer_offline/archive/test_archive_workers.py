@@ -12,14 +12,14 @@ import pytest
 
 from tests.archive_doubles import DAY_S, NOON_S, Log, Service, expected, lines_record, present
 from tests.doubles import ManualClock, metric_value
-from trainer_offline.archive import compaction, maintenance
-from trainer_offline.archive import writer as archive_writer
-from trainer_offline.archive.compaction import compaction_lock
-from trainer_offline.archive.layout import TOPIC_FOLDERS, day_folders
-from trainer_offline.data import annotations
-from trainer_offline.data.annotations import Annotation
 from trainwarden.errors import DataError
 from trainwarden.settings import ArchiveSettings
+from trainwarden.trainer_offline.archive import compaction, maintenance
+from trainwarden.trainer_offline.archive import writer as archive_writer
+from trainwarden.trainer_offline.archive.compaction import compaction_lock
+from trainwarden.trainer_offline.archive.layout import TOPIC_FOLDERS, day_folders
+from trainwarden.trainer_offline.data import annotations
+from trainwarden.trainer_offline.data.annotations import Annotation
 
 LONG_AGO_S = NOON_S - 20 * DAY_S
 LATER_S = NOON_S + 15 * DAY_S

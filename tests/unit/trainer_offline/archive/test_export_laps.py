@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_offline.archive.export import Laps
+from trainwarden.trainer_offline.archive.export import Laps
 
 
 def test_numbers_that_begin_again_each_epoch_are_other_steps() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_offline.data.annotations import FILE, Annotation, Culprit, add, read, remove, spans
 from trainwarden.errors import DataError
+from trainwarden.trainer_offline.data.annotations import FILE, Annotation, Culprit, add, read, remove, spans
 
 HEADER = "job,from_s,to_s,label,kind,suspects,note\n"
 

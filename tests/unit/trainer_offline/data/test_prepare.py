@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity
-from detectors.recorded.grids import MetricGrid
 from tests.archive_doubles import NOON_S, Log, Service
 from tests.training_data import EVERY_S, SMALL, annotate, batch, job
-from trainer_offline.data.grids import PrepareConfig, on_grid
-from trainer_offline.data.prepare import prepare
-from trainer_offline.data.settling import settled_index
-from trainer_offline.fit.fit import fit
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.recorded.grids import MetricGrid
 from trainwarden.errors import DataError
 from trainwarden.records import MetricsRecord
+from trainwarden.trainer_offline.data.grids import PrepareConfig, on_grid
+from trainwarden.trainer_offline.data.prepare import prepare
+from trainwarden.trainer_offline.data.settling import settled_index
+from trainwarden.trainer_offline.fit.fit import fit
 
 CONFIG = PrepareConfig()
 

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.job.samples import Entity
 from tests.archive_doubles import NOON_S, Log, Service
 from tests.training_data import annotate
-from trainer_offline.archive.export_metrics import export_part
-from trainer_offline.data.annotations import Culprit
-from trainer_offline.data.grids import LOOK_BACK, JobGrid, PrepareConfig, thinned
-from trainer_offline.data.prepare import prepare
-from trainer_offline.fit.judge import segments
+from trainwarden.detectors.job.samples import Entity
 from trainwarden.recorded.folder import read_metrics_of
 from trainwarden.recorded.part import ReadLimit
 from trainwarden.records import MetricsRecord
+from trainwarden.trainer_offline.archive.export_metrics import export_part
+from trainwarden.trainer_offline.data.annotations import Culprit
+from trainwarden.trainer_offline.data.grids import LOOK_BACK, JobGrid, PrepareConfig, thinned
+from trainwarden.trainer_offline.data.prepare import prepare
+from trainwarden.trainer_offline.fit.judge import segments
 
 ENTITIES, SAMPLES = 64, 8_640  # a day of 64 entities, at a tenth of 1 Hz and with a tenth of the rows
 ROWS = 40_000

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from detectors.recorded import processes as processes_module
 from tests.training_data import batch, job
-from trainer_offline.data import dask_cluster, workers
-from trainer_offline.data.dask_cluster import UnfitWorker, on_cluster, prepare_there, versions
-from trainer_offline.data.grids import PrepareConfig
-from trainer_offline.data.prepare_job import Task, files_of, prepare_job
 from trainwarden import catalogue
+from trainwarden.detectors.recorded import processes as processes_module
 from trainwarden.errors import ConfigError, DataError
+from trainwarden.trainer_offline.data import dask_cluster, workers
+from trainwarden.trainer_offline.data.dask_cluster import UnfitWorker, on_cluster, prepare_there, versions
+from trainwarden.trainer_offline.data.grids import PrepareConfig
+from trainwarden.trainer_offline.data.prepare_job import Task, files_of, prepare_job
 
 
 def tasks(folder: Path, count: int = 3) -> list[Task]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, poisson
 
-from trainer_offline.fit.bounds import CONFIDENCE, count_bounds, most_by_chance, share_bounds
+from trainwarden.trainer_offline.fit.bounds import CONFIDENCE, count_bounds, most_by_chance, share_bounds
 
 
 @given(st.integers(1, 100_000).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of))))

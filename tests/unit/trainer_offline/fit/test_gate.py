@@ -10,20 +10,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
 from tests.training_data import batch
 from tests.training_data import job as job_of
-from trainer_offline.data.card import DIGEST, DataCard
-from trainer_offline.data.grids import JobGrid, PrepareConfig
-from trainer_offline.data.prepare import TrainingData, prepare
-from trainer_offline.fit import judge
-from trainer_offline.fit.fit import fit
-from trainer_offline.fit.floors import GateConfig, GateResult, decide, needed
-from trainer_offline.fit.gate import Champion, gate
-from trainer_offline.fit.judge import Quality, Tally
-from trainer_offline.service.train import champion_of
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.trainer_offline.data.card import DIGEST, DataCard
+from trainwarden.trainer_offline.data.grids import JobGrid, PrepareConfig
+from trainwarden.trainer_offline.data.prepare import TrainingData, prepare
+from trainwarden.trainer_offline.fit import judge
+from trainwarden.trainer_offline.fit.fit import fit
+from trainwarden.trainer_offline.fit.floors import GateConfig, GateResult, decide, needed
+from trainwarden.trainer_offline.fit.gate import Champion, gate
+from trainwarden.trainer_offline.fit.judge import Quality, Tally
+from trainwarden.trainer_offline.service.train import champion_of
 
 QUICK = VoteConfig(members={"pca": 1.0})
 GOOD = Quality(

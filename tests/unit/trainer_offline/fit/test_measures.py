@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.benchmarks.detection.measures import blamed_share, bootstrap, event_quality, vus_pr
-from trainer_offline.fit.judge import episodes, segments
 from trainwarden.errors import DataError
+from trainwarden.trainer_offline.fit.judge import episodes, segments
 
 
 def plain_vus_pr(labels, scores, buffer_samples):

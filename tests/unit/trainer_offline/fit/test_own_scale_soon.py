@@ -6,9 +6,9 @@ import pytest
 
 from tests import training_data
 from tests.training_data import SMALL, job
-from trainer_offline.data.grids import PrepareConfig
-from trainer_offline.data.prepare import prepare
-from trainer_offline.fit.fit import fit
+from trainwarden.trainer_offline.data.grids import PrepareConfig
+from trainwarden.trainer_offline.data.prepare import prepare
+from trainwarden.trainer_offline.fit.fit import fit
 
 
 @pytest.mark.thorough

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer_offline.fit.judge import Quality, Tally
-from trainer_offline.fit.plots import draw
+from trainwarden.trainer_offline.fit.judge import Quality, Tally
+from trainwarden.trainer_offline.fit.plots import draw
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]  # of scikit-learn's and matplotlib's own
 

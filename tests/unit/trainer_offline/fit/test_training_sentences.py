@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from detectors.metrics.bundle.members import VoteConfig
 from tests.training_data import EVERY_S, annotate, batch
-from trainer_offline.data.grids import PrepareConfig
-from trainer_offline.data.prepare import prepare
-from trainer_offline.fit.fit import fit
-from trainer_offline.fit.floors import GateConfig, decide
-from trainer_offline.fit.judge import Quality
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.trainer_offline.data.grids import PrepareConfig
+from trainwarden.trainer_offline.data.prepare import prepare
+from trainwarden.trainer_offline.fit.fit import fit
+from trainwarden.trainer_offline.fit.floors import GateConfig, decide
+from trainwarden.trainer_offline.fit.judge import Quality
 
 QUICK = VoteConfig(members={"pca": 1.0, "kmeans": 1.0})
 WRONG_FROM, WRONG_TO = 100, 160

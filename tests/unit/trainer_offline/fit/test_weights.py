@@ -9,19 +9,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity
-from detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from detectors.metrics.vote import ENSEMBLE
-from detectors.metrics.votes import VOTES
-from trainer_offline.data.grids import JobGrid
-from trainer_offline.fit import judge
-from trainer_offline.fit.gate import weights_of
-from trainer_offline.fit.weights import CEILING, ENOUGH, Counted, weighed
-from trainer_offline.registry.parts import join, parts_of
-from trainer_offline.registry.publish import _json_tag
-from trainer_offline.registry.version import MAX_TAG
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.metrics.bundle.bundle import MANIFEST, ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
+from trainwarden.detectors.metrics.vote import ENSEMBLE
+from trainwarden.detectors.metrics.votes import VOTES
 from trainwarden.errors import DetectorError
+from trainwarden.trainer_offline.data.grids import JobGrid
+from trainwarden.trainer_offline.fit import judge
+from trainwarden.trainer_offline.fit.gate import weights_of
+from trainwarden.trainer_offline.fit.weights import CEILING, ENOUGH, Counted, weighed
+from trainwarden.trainer_offline.registry.parts import join, parts_of
+from trainwarden.trainer_offline.registry.publish import _json_tag
+from trainwarden.trainer_offline.registry.version import MAX_TAG
 
 HALF = ENOUGH * CEILING
 

@@ -10,16 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from detectors.job.samples import Entity
-from detectors.metrics.bundle.bundle import ModelBundle
-from detectors.metrics.bundle.members import VoteConfig
-from trainer_offline.fit.floors import GateResult
-from trainer_offline.registry import publish
-from trainer_offline.registry.parts import ENSEMBLE, join, parts_of
-from trainer_offline.registry.registry import Registry
-from trainer_offline.registry.serving import RegistrySource, Wanted, assemble
-from trainer_offline.registry.version import CHALLENGER, CHAMPION, PROVISIONAL, Version
+from trainwarden.detectors.job.samples import Entity
+from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
+from trainwarden.detectors.metrics.bundle.members import VoteConfig
 from trainwarden.errors import DetectorError
+from trainwarden.trainer_offline.fit.floors import GateResult
+from trainwarden.trainer_offline.registry import publish
+from trainwarden.trainer_offline.registry.parts import ENSEMBLE, join, parts_of
+from trainwarden.trainer_offline.registry.registry import Registry
+from trainwarden.trainer_offline.registry.serving import RegistrySource, Wanted, assemble
+from trainwarden.trainer_offline.registry.version import CHALLENGER, CHAMPION, PROVISIONAL, Version
 
 MEMBERS = VoteConfig(members={"kmeans": 1.0, "pca": 2.0})
 

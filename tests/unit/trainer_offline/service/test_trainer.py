@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.doubles import ManualClock, MemoryBus, metric_value
-from trainer_offline.service.handler import TrainerHandler
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.protocols import Message
 from trainwarden.records import VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import Settings, TrainerSettings
 from trainwarden.topics import EVENTS
+from trainwarden.trainer_offline.service.handler import TrainerHandler
 
 DAY_S = 86_400.0
 

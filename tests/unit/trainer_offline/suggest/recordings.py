@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from trainer_offline.suggest.change_points import Floats
 from trainwarden.recorded.iterations import read_iterations
 from trainwarden.recorded.job import IterationTable
+from trainwarden.trainer_offline.suggest.change_points import Floats
 
 NORMAL_S, SLOW_S = 1.0, 1.4
 

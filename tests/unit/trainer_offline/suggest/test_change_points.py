@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer_offline.suggest.change_points import ChangeConfig, change_points
+from trainwarden.trainer_offline.suggest.change_points import ChangeConfig, change_points
 
 CONFIG = ChangeConfig()
 

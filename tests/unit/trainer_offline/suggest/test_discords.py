@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.unit.trainer_offline.suggest.recordings import plain_nearest
-from trainer_offline.data.annotations import Annotation
-from trainer_offline.suggest import discords as module
-from trainer_offline.suggest.change_points import Floats
-from trainer_offline.suggest.discords import DiscordConfig, discords
-from trainer_offline.suggest.series import Series
-from trainer_offline.suggest.suggestions import Shift, Suggestion
-from trainer_offline.suggest.unlike import unlike_suggestions
+from trainwarden.trainer_offline.data.annotations import Annotation
+from trainwarden.trainer_offline.suggest import discords as module
+from trainwarden.trainer_offline.suggest.change_points import Floats
+from trainwarden.trainer_offline.suggest.discords import DiscordConfig, discords
+from trainwarden.trainer_offline.suggest.series import Series
+from trainwarden.trainer_offline.suggest.suggestions import Shift, Suggestion
+from trainwarden.trainer_offline.suggest.unlike import unlike_suggestions
 
 CONFIG = DiscordConfig()
 

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from detectors.recorded.stream import ReplayStream
 from tests.places import shared_data
-from trainer_offline.suggest.entity_series import entity_series
-from trainer_offline.suggest.roles import Roles, propose
-from trainer_offline.suggest.roles_file import write_roles
+from trainwarden.detectors.recorded.stream import ReplayStream
 from trainwarden.errors import DataError
 from trainwarden.recorded.folder import read_folder, read_levels_of
 from trainwarden.records import IterationRecord
+from trainwarden.trainer_offline.suggest.entity_series import entity_series
+from trainwarden.trainer_offline.suggest.roles import Roles, propose
+from trainwarden.trainer_offline.suggest.roles_file import write_roles
 
 STEPS = 120
 
@@ -25,7 +25,7 @@ STEPS = 120
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time warping is not compiled in tests (`tests/conftest.py`)."""
-    monkeypatch.setattr("trainer_offline.suggest.roles.MOST_ROLES", 3)
+    monkeypatch.setattr("trainwarden.trainer_offline.suggest.roles.MOST_ROLES", 3)
 
 
 def job(folder: Path, compute_s: np.ndarray) -> Path:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trainer_offline.suggest.recordings import SLOW_S, slow_spell
-from trainer_offline.data.annotations import Annotation
-from trainer_offline.suggest.series import series_of
-from trainer_offline.suggest.suggestions import Suggestion, suggestions
 from trainwarden.recorded.folder import read_levels_of
+from trainwarden.trainer_offline.data.annotations import Annotation
+from trainwarden.trainer_offline.suggest.series import series_of
+from trainwarden.trainer_offline.suggest.suggestions import Suggestion, suggestions
 
 
 def found(folder: Path) -> list[Suggestion]:

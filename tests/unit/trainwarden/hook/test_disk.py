@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from collectors.iterations.hook_source import decode_note
-from collectors.iterations.records import HookRecords
+from trainwarden.collectors.iterations.hook_source import decode_note
+from trainwarden.collectors.iterations.records import HookRecords
 from trainwarden.hook import Hook
 from trainwarden.hook.layout import CHECKPOINT
 from trainwarden.hook.pauses import lack_of_space

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from collectors.iterations.hook_source import decode_note
 from tests.hook_doubles import header_of
+from trainwarden.collectors.iterations.hook_source import decode_note
 from trainwarden.hook import Hook
 from trainwarden.hook.last_words import causes_of, type_names, user_frame
 

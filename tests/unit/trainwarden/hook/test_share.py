@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.planners.microbatches import even
 from tests.examples import examples
 from tests.hook_doubles import header_of, set_everywhere
+from trainwarden.actions.planners.microbatches import even
 from trainwarden.hook import Hook, TrainingShare
 from trainwarden.hook.plan import PauseFile
 from trainwarden.hook.share import uneven_model

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from actions.launchers.torchrun.service import RendezvousService
-from collectors.collectives.ras_client import parse_address
-from dashboards.web.server import listen_at
+from trainwarden.actions.launchers.torchrun.service import RendezvousService
 from trainwarden.bus.kafka.client import Clients, KafkaConfig
 from trainwarden.clock import SystemClock
+from trainwarden.collectors.collectives.ras_client import parse_address
+from trainwarden.dashboards.web.server import listen_at
 from trainwarden.errors import CollectorError, ConfigError
 from trainwarden.network.host_port import host_and_port
 from trainwarden.network.own_address import own_host

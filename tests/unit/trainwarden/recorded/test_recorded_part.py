@@ -11,13 +11,13 @@ import pytest
 
 from tests.archive_doubles import NOON_S, Log, Service
 from tests.training_data import EVERY_S, annotate, batch
-from trainer_offline.data.grids import PrepareConfig
-from trainer_offline.data.prepare import prepare
 from trainwarden.errors import DataError
 from trainwarden.recorded import parquet_columns
 from trainwarden.recorded.folder import read_folder, read_metrics_of
 from trainwarden.recorded.part import MOST_TIMES, ReadLimit, Survey
 from trainwarden.records import MetricsRecord
+from trainwarden.trainer_offline.data.grids import PrepareConfig
+from trainwarden.trainer_offline.data.prepare import prepare
 
 NODES, SAMPLES = 12, 4_000
 

@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from actions.launchers.torchrun.client import TorchrunLauncher
-from actions.launchers.torchrun.service import RendezvousService
 from tests.servers.certificates import Authority
 from tests.servers.ports import free_ports
 from trainwarden import plugins
+from trainwarden.actions.launchers.torchrun.client import TorchrunLauncher
+from trainwarden.actions.launchers.torchrun.service import RendezvousService
 from trainwarden.clock import BootClock
 from trainwarden.errors import LauncherUnavailable
 from trainwarden.launching import Operation

@@ -81,7 +81,7 @@ def command_of(bus: Bus, word: NodeWord, node: str, job: str | None, *, at_s: fl
 
 def _job_on(bus: Bus, node: str, now_s: float) -> str | None:
     """The job whose agent was heard last on `node`; else that of the last action about it."""
-    from actions.brakes.nodes import targets
+    from trainwarden.actions.brakes.nodes import targets
 
     found = None
     for message in bus.read(HEARTBEATS, from_time_s=now_s - HEARD_S):

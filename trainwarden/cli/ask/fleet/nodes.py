@@ -18,7 +18,7 @@ from trainwarden.settings import Settings, load
 from trainwarden.topics import ACTIONS, COMMANDS, HEARTBEATS, INCIDENTS
 
 if TYPE_CHECKING:
-    from actions.nodes.states import NodeStates
+    from trainwarden.actions.nodes.states import NodeStates
 
 HEARD_S: Final = 120.0  # of heartbeats, one a second of each node: 16,384 ranks' are 3 s of a processor
 
@@ -36,8 +36,8 @@ def nodes(
 
     Example: trainwarden nodes n7
     """
-    from actions.nodes.states import NodeStates
-    from dashboards.explain.sentences import line
+    from trainwarden.actions.nodes.states import NodeStates
+    from trainwarden.dashboards.explain.sentences import line
 
     voice, now_s, states, settings = Voice(json), time.time(), NodeStates(), load(config)
     with open_bus(bus, config) as connected:
@@ -63,7 +63,7 @@ def nodes(
 
 def _ask_launcher(states: NodeStates, settings: Settings, now_s: float) -> str | None:
     """Let the launcher say what it knows of the nodes of the jobs; why it could not, if it could not."""
-    from actions.engine.service import make_launcher
+    from trainwarden.actions.engine.service import make_launcher
 
     jobs = sorted({job for one in states.objects(now_s) if one["seen_s"] is not None for job in one["jobs"]})
     scope = Scope(job=settings.job, node=settings.node, run_dir=settings.run_dir or ".")
@@ -83,7 +83,7 @@ def _ask_launcher(states: NodeStates, settings: Settings, now_s: float) -> str |
 
 
 def _line(one: dict[str, Any], now_s: float) -> str:
-    from dashboards.overview.job import SILENT_S
+    from trainwarden.dashboards.overview.job import SILENT_S
 
     since = "" if one["since_s"] is None else f" since {moment(one['since_s'])}"
     jobs = f", jobs {', '.join(one['jobs'])}" if one["jobs"] else ""

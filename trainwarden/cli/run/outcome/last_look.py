@@ -27,9 +27,9 @@ def last_look(run_dir: Path, ended: EventRecord) -> list[IncidentRecord]:
     ended : EventRecord
         The end of the command, ``job_end``.
     """
-    from detectors.facts.hard_event import HardEvent, HardEventConfig
-    from detectors.job_monitor import JobMonitor
-    from detectors.verdict.rule import EnsembleConfig
+    from trainwarden.detectors.facts.hard_event import HardEvent, HardEventConfig
+    from trainwarden.detectors.job_monitor import JobMonitor
+    from trainwarden.detectors.verdict.rule import EnsembleConfig
     from trainwarden.self_metrics import SelfMetrics
 
     detectors = {"hard_event": HardEvent(HardEventConfig())}

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.launchers.kubernetes.client import KubernetesConfig, KubernetesLauncher, Place
-from actions.launchers.kubernetes.note import MAX_ENTRIES, Entry, Note
 from tests.doubles import ManualClock
 from tests.unit.actions.launchers.kubernetes.kube_double import KubeDouble
+from trainwarden.actions.launchers.kubernetes.client import KubernetesConfig, KubernetesLauncher, Place
+from trainwarden.actions.launchers.kubernetes.note import MAX_ENTRIES, Entry, Note
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.launching import NODE_VERBS, Operation, Report, Targets, Verb
 from trainwarden.protocols import Scope

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from actions.launchers.local.control import AskState, Poll, Submit
-from actions.launchers.local.coordinator import Coordinator, SupervisorConfig
-from actions.launchers.local.node_runner import Failure
-from actions.launchers.local.ranks import LocalJob
-from actions.launchers.restart_check.messages import Suspicions
 from tests.doubles import ManualClock
+from trainwarden.actions.launchers.local.control import AskState, Poll, Submit
+from trainwarden.actions.launchers.local.coordinator import Coordinator, SupervisorConfig
+from trainwarden.actions.launchers.local.node_runner import Failure
+from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.restart_check.messages import Suspicions
 from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
 
 RANKS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actions.launchers.local.control import AskState, Poll, Reply, Request, Submit
+from trainwarden.actions.launchers.local.control import AskState, Poll, Reply, Request, Submit
 from trainwarden.launching import LauncherState, NodeState, Operation, Plan, Report, Targets
 
 RESTART = Operation(id="op", job="j", kind="restart", expected_generation=3, targets=Targets(ranks=(1, 2)), why="why")

@@ -9,10 +9,10 @@ from typing import get_args
 import msgspec
 import pytest
 
-from actions.launchers.local.control import CAPABILITIES
-from actions.launchers.local.journal import CUT_SHORT, KEPT_OPERATIONS
 from tests.unit.actions.launchers.local.runner_double import RANKS, Launch
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.control import CAPABILITIES
+from trainwarden.actions.launchers.local.journal import CUT_SHORT, KEPT_OPERATIONS
 from trainwarden.launching import Verb
 
 
@@ -186,7 +186,7 @@ def test_a_full_disk_ends_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatc
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("actions.launchers.local.journal.save_json", full)
+    monkeypatch.setattr("trainwarden.actions.launchers.local.journal.save_json", full)
     launch.submit(launch.operation())
     launch.runner.let_go()
     launch.coordinator.advance()
@@ -194,8 +194,8 @@ def test_a_full_disk_ends_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_so_many_are_kept_and_the_forgotten_are_stale(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actions.launchers.local.journal.save_json", lambda *_: None)
-    monkeypatch.setattr("actions.launchers.local.microbatch_plan.save_json", lambda *_: None)
+    monkeypatch.setattr("trainwarden.actions.launchers.local.journal.save_json", lambda *_: None)
+    monkeypatch.setattr("trainwarden.actions.launchers.local.microbatch_plan.save_json", lambda *_: None)
     first = launch.operation("op-0", "rebalance", split=(2, 2, 2))
     launch.submit(first)
     for number in range(1, KEPT_OPERATIONS + 1):

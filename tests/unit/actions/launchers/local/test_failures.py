@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from actions.launchers.local.node_runner import NodeRunner
-from actions.launchers.local.ranks import LocalJob
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.node_runner import NodeRunner
+from trainwarden.actions.launchers.local.ranks import LocalJob
 from trainwarden.clock import SystemClock
 
 ENDS = "import os, sys; sys.exit(3 + int(os.environ['RANK']) if os.environ['TRAINWARDEN_ATTEMPT'] == '0' else 0)"

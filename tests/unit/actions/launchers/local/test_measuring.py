@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actions.launchers.local.measuring import Measurement
-from actions.launchers.local.ranks import LocalJob
 from trainwarden import rundir
+from trainwarden.actions.launchers.local.measuring import Measurement
+from trainwarden.actions.launchers.local.ranks import LocalJob
 
 pytestmark = pytest.mark.thorough  # starts processes
 

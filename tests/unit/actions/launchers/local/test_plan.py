@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.microbatch_plan import KEPT_PLANS, PlanFile
+from trainwarden.actions.launchers.local.microbatch_plan import KEPT_PLANS, PlanFile
 
 
 def test_plans_are_numbered_and_the_last_few_stay_readable(tmp_path: Path) -> None:

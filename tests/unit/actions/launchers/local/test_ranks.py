@@ -11,8 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actions.launchers.local import ranks
-from actions.launchers.local.ranks import LocalJob, NodePlacement, RanksOutput, check_command, environment, exit_code
+from trainwarden.actions.launchers.local import ranks
+from trainwarden.actions.launchers.local.ranks import (
+    LocalJob,
+    NodePlacement,
+    RanksOutput,
+    check_command,
+    environment,
+    exit_code,
+)
 
 PLACE = LocalJob(command=("python", "train.py"), ranks=4, run_dir=Path("/run/one"), job="job", node="node")
 

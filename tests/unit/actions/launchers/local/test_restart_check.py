@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local import coordinator
-from actions.launchers.restart_check.messages import CheckRequest, Conclusion, Outcome
 from tests.unit.actions.launchers.local.runner_double import Launch
 from tests.unit.actions.launchers.local.test_validating import FOUND, FakeMeasurement
+from trainwarden.actions.launchers.local import coordinator
+from trainwarden.actions.launchers.restart_check.messages import CheckRequest, Conclusion, Outcome
 from trainwarden.errors import BusUnavailable
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.checkpoints import resumption
-from actions.launchers.checkpoints.resumption import UNNUMBERED
-from actions.launchers.local.coordinator import STARTED_OVER_CODE
 from tests.unit.actions.launchers.local.runner_double import Launch
+from trainwarden.actions.launchers.checkpoints import resumption
+from trainwarden.actions.launchers.checkpoints.resumption import UNNUMBERED
+from trainwarden.actions.launchers.local.coordinator import STARTED_OVER_CODE
 from trainwarden.checkpoints import newest
 
 PASSED_OVER = "step-80 is newer than step-60 and not whole, so it is passed over"

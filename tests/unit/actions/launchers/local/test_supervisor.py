@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.local.coordinator import SupervisorConfig
-from actions.launchers.local.ranks import LocalJob
-from actions.launchers.local.supervisor import Supervisor
 from tests.doubles import ManualClock
+from trainwarden.actions.launchers.local.coordinator import SupervisorConfig
+from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
 from trainwarden.settings import parse

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.launchers.local import validating
-from actions.launchers.restart_check.messages import Outcome
 from tests.unit.actions.launchers.local.runner_double import RANKS, Launch
 from trainwarden import rundir
+from trainwarden.actions.launchers.local import validating
+from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.launching import Findings, Report, Targets
 
 FOUND = Findings(judged=("gemm",), nodes=("n0",))

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from actions.launchers.slurm.answers import SlurmJob, jobs_of_json, jobs_of_text, nodes_of_json, nodes_of_text
+from trainwarden.actions.launchers.slurm.answers import (
+    SlurmJob,
+    jobs_of_json,
+    jobs_of_text,
+    nodes_of_json,
+    nodes_of_text,
+)
 
 # As slurmctld 22.05.8 of Debian 12 said it, shortened in the middle.
 JOB_22_05 = """JobId=7 JobName={name}

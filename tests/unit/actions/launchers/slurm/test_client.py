@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actions.launchers.slurm import commands
-from actions.launchers.slurm.client import SlurmConfig, SlurmLauncher
 from tests.unit.actions.launchers.slurm.slurm_double import SlurmDouble
+from trainwarden.actions.launchers.slurm import commands
+from trainwarden.actions.launchers.slurm.client import SlurmConfig, SlurmLauncher
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import NODE_VERBS, Operation, Report, Targets, Verb
 from trainwarden.protocols import Scope

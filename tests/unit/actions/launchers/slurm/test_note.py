@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actions.launchers.slurm.note import MAX_COMMENT_CHARS, Entry, Note
+from trainwarden.actions.launchers.slurm.note import MAX_COMMENT_CHARS, Entry, Note
 
 ENTRIES = st.builds(
     Entry,

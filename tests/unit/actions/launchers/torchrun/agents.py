@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from actions.launchers.local.control import Submit
-from actions.launchers.torchrun.messages import Beat, Checkpoint, Failure, Grow, Hello, Memory
-from actions.launchers.torchrun.operations import answer, end_operations, state_of
-from actions.launchers.torchrun.table import JobTable
+from trainwarden.actions.launchers.local.control import Submit
+from trainwarden.actions.launchers.torchrun.messages import Beat, Checkpoint, Failure, Grow, Hello, Memory
+from trainwarden.actions.launchers.torchrun.operations import answer, end_operations, state_of
+from trainwarden.actions.launchers.torchrun.table import JobTable
 from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
 
 STEP_S = 0.1

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from actions.launchers.torchrun.client import TorchrunLauncher
-from actions.launchers.torchrun.service import RendezvousService
 from tests.servers.ports import free_ports
 from trainwarden import plugins
+from trainwarden.actions.launchers.torchrun.client import TorchrunLauncher
+from trainwarden.actions.launchers.torchrun.service import RendezvousService
 from trainwarden.cli.run.job import job
 from trainwarden.clock import BootClock
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable

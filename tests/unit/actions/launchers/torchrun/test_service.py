@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from actions.launchers.torchrun.service import MOST_STRANGERS, RendezvousService
 from tests.servers.certificates import Authority
+from trainwarden.actions.launchers.torchrun.service import MOST_STRANGERS, RendezvousService
 from trainwarden.clock import BootClock
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.access import Person, Tokens, digest_of

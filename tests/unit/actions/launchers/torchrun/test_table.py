@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actions.launchers.torchrun.members import GRACE_S
-from actions.launchers.torchrun.messages import ENCODE, Memory
-from actions.launchers.torchrun.table import BACK_OFF_S, CANNOT_CODE, GAVE_UP_CODE, STOP_S, JobTable
 from tests.unit.actions.launchers.torchrun.agents import Agent, World
+from trainwarden.actions.launchers.torchrun.members import GRACE_S
+from trainwarden.actions.launchers.torchrun.messages import ENCODE, Memory
+from trainwarden.actions.launchers.torchrun.table import BACK_OFF_S, CANNOT_CODE, GAVE_UP_CODE, STOP_S, JobTable
 
 
 def with_spare(**more: float) -> World:

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from actions.launchers.webhook.client import WebhookConfig, WebhookLauncher
-from actions.launchers.webhook.exchange import Answer
-from actions.launchers.webhook.questions import document
 from tests.doubles import ManualClock
 from tests.memory_launcher import MemoryLauncher
 from tests.places import ROOT
+from trainwarden.actions.launchers.webhook.client import WebhookConfig, WebhookLauncher
+from trainwarden.actions.launchers.webhook.exchange import Answer
+from trainwarden.actions.launchers.webhook.questions import document
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.launching import Operation, Report
 from trainwarden.protocols import Scope

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
-from detectors.pace.shifts.shift import Mechanism, Shift
 from tests.benchmarks.detection.change_series import Floats
+from trainwarden.detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
+from trainwarden.detectors.pace.shifts.shift import Mechanism, Shift
 
 
 def noisy(length: int, width: float = 0.01, seed: int = 0) -> Floats:

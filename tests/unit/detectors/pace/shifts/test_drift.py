@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.pace.shifts.drift import DriftConfig, DriftProposer, RecoveryProposer
-from detectors.pace.shifts.levels import Levels
-from detectors.pace.shifts.shift import Mechanism, Thresholds
 from tests.benchmarks.detection.change_series import Floats
 from tests.unit.detectors.pace.shifts.constructed import noisy
+from trainwarden.detectors.pace.shifts.drift import DriftConfig, DriftProposer, RecoveryProposer
+from trainwarden.detectors.pace.shifts.levels import Levels
+from trainwarden.detectors.pace.shifts.shift import Mechanism, Thresholds
 
 ONE = np.ones(1, dtype=np.bool_)
 

@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 import pytest
 
-from detectors.pace.change_point import ChangePoint
-from detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
-from detectors.pace.shifts.shift import MECHANISMS, Mechanism
 from tests.places import ROOT
 from tests.unit.detectors.pace.shifts.constructed import CASES, shifts_of
+from trainwarden.detectors.pace.change_point import ChangePoint
+from trainwarden.detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
+from trainwarden.detectors.pace.shifts.shift import MECHANISMS, Mechanism
 from trainwarden.errors import ConfigError, DetectorError
 from trainwarden.settings import parse
 

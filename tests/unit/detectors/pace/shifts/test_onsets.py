@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detectors.pace.shifts.levels import Levels
-from detectors.pace.shifts.onsets import LastReported, OnsetConfig, Onsets, began, knee, refine
-from detectors.pace.shifts.shift import Mechanism, Shift, Thresholds
 from tests.benchmarks.detection.change_series import Floats
 from tests.unit.detectors.pace.shifts.constructed import noisy, stepped
+from trainwarden.detectors.pace.shifts.levels import Levels
+from trainwarden.detectors.pace.shifts.onsets import LastReported, OnsetConfig, Onsets, began, knee, refine
+from trainwarden.detectors.pace.shifts.shift import Mechanism, Shift, Thresholds
 
 ROWS = 24
 

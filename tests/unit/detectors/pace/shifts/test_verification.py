@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.pace.shifts.robust import lasting_jitter, levels, wander
-from detectors.pace.shifts.shift import Mechanism, Thresholds
-from detectors.pace.shifts.verification import Verdict, Verification, VerificationConfig, restart_rows
 from tests.benchmarks.detection.change_series import Floats
 from tests.unit.detectors.pace.shifts.constructed import noisy, shifts_of, stepped, two_paces
+from trainwarden.detectors.pace.shifts.robust import lasting_jitter, levels, wander
+from trainwarden.detectors.pace.shifts.shift import Mechanism, Thresholds
+from trainwarden.detectors.pace.shifts.verification import Verdict, Verification, VerificationConfig, restart_rows
 
 
 def judge(values: Floats, *leave_out: Mechanism, onset: int = 200, raised: bool = False) -> Verdict | None:

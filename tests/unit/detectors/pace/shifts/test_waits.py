@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from detectors.pace.shifts.shift import Mechanism, Thresholds
-from detectors.pace.shifts.verification import Verdict
-from detectors.pace.shifts.waits import ConfirmationDelay, WaitConfig
 from tests.benchmarks.detection.change_series import Floats
 from tests.unit.detectors.pace.shifts.constructed import noisy, stepped
+from trainwarden.detectors.pace.shifts.shift import Mechanism, Thresholds
+from trainwarden.detectors.pace.shifts.verification import Verdict
+from trainwarden.detectors.pace.shifts.waits import ConfirmationDelay, WaitConfig
 
 
 def needed(

@@ -190,7 +190,7 @@ def test_models_that_are_refused_are_no_finding(
     def refused(registry: str) -> Path:
         raise DetectorError(f"{registry}: lof.npz is damaged")
 
-    monkeypatch.setattr("trainer_offline.registry.serving.local_bundle", refused)
+    monkeypatch.setattr("trainwarden.trainer_offline.registry.serving.local_bundle", refused)
     folder = recordings.write(recordings.job(metrics=recordings.metrics(rows=20)), tmp_path / "job")
     assert run(monkeypatch, "--data", folder, "--models", "http://mlflow") == 2
     assert "http://mlflow: lof.npz is damaged" in capsys.readouterr().err

@@ -10,9 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from detectors.configured_detectors import chosen, rule
-from detectors.job_monitor import JobMonitor
-from detectors.testing.streams import START_S, Job, event
 from tests.archive_doubles import Log, Service
 from tests.simulated_ranks.layout import Layout
 from tests.simulated_ranks.records import START_S as calls_start_s
@@ -20,6 +17,9 @@ from tests.simulated_ranks.records import sent
 from tests.simulated_ranks.steps import Fault, Ranks
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli import main as command_line
+from trainwarden.detectors.configured_detectors import chosen, rule
+from trainwarden.detectors.job_monitor import JobMonitor
+from trainwarden.detectors.testing.streams import START_S, Job, event
 from trainwarden.records import CollectivesRecord, HeartbeatRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import DetectionSettings

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from actions.planners.questions import CATALOG
+from trainwarden.actions.planners.questions import CATALOG
 from trainwarden.cli.learn.plan import plan
 from trainwarden.errors import ConfigError, DataError
 
@@ -185,8 +185,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_without_numpy_the_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "actions.planners.questions.cluster", raising=False)
-    monkeypatch.delitem(sys.modules, "actions.planners.allocation", raising=False)
+    monkeypatch.delitem(sys.modules, "trainwarden.actions.planners.questions.cluster", raising=False)
+    monkeypatch.delitem(sys.modules, "trainwarden.actions.planners.allocation", raising=False)
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(ConfigError, match="numpy is not installed; pip install 'trainwarden\\[detect\\]'"):
         plan("cluster")

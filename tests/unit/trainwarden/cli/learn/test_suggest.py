@@ -12,12 +12,12 @@ import pytest
 
 from tests.archive_doubles import NOON_S, archived
 from tests.unit.trainer_offline.suggest.recordings import plain_nearest, slow_spell, spell
-from trainer_offline.data.annotations import FILE, Annotation, add, read
-from trainer_offline.data.grids import PrepareConfig
-from trainer_offline.data.prepare import prepare
 from trainwarden.cli.learn.annotate import annotate
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.records import IterationRecord, MetricsRecord
+from trainwarden.trainer_offline.data.annotations import FILE, Annotation, add, read
+from trainwarden.trainer_offline.data.grids import PrepareConfig
+from trainwarden.trainer_offline.data.prepare import prepare
 
 
 def said(word: Any, data: Path, number: int | None = None, **named: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_what_was_refused_is_not_suggested_again_and_may_be_confirmed_after_all(
 def test_a_stretch_unlike_the_rest_is_suggested_until_somebody_has_said_what_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer_offline.suggest.discords.nearest", plain_nearest)
+    monkeypatch.setattr("trainwarden.trainer_offline.suggest.discords.nearest", plain_nearest)
     data = spell(tmp_path / "job")
     [job] = said("suggest", data, write=True, discords=True)["jobs"]
     [one] = [one for one in job["suggestions"] if one.get("unlike")]
@@ -70,7 +70,11 @@ def test_a_stretch_unlike_the_rest_is_suggested_until_somebody_has_said_what_it_
 
 
 def test_without_discords_stumpy_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("stumpy", "trainer_offline.suggest.discords", "trainer_offline.suggest.unlike"):
+    for name in (
+        "stumpy",
+        "trainwarden.trainer_offline.suggest.discords",
+        "trainwarden.trainer_offline.suggest.unlike",
+    ):
         monkeypatch.setitem(sys.modules, name, None)
     data = slow_spell(tmp_path / "job")
     assert len(said("suggest", data)["jobs"][0]["suggestions"]) == 1

@@ -9,13 +9,13 @@ import signal
 import pytest
 from rich.console import Console
 
-from detectors.metrics.bundle.preparation import CONSTANT
-from trainer_offline.registry import publish as register
 from trainwarden.cli.learn import train as command
 from trainwarden.cli.learn.progress import TrainingProgress
 from trainwarden.cli.learn.table import table_of_versions
 from trainwarden.cli.shared.output import Voice
+from trainwarden.detectors.metrics.bundle.preparation import CONSTANT
 from trainwarden.errors import ConfigError
+from trainwarden.trainer_offline.registry import publish as register
 
 GATE = {"passed": True, "reasons": ["fine"], "metrics": {"recall": 0.875, "false_alarms_per_machine_day": 0.5}}
 LONG = "recall 0.1 of injected anomalies is below the floor of 0.5"
