@@ -52,7 +52,8 @@ former = importlib.import_module("detectors.job.window").Window
 from trainwarden.detectors.job.window import Window
 from trainwarden.collectors.agent import collector_runner as now
 asked = [one for one in sys.meta_path if "FormerNames" in repr(one)]
-print(json.dumps([former is Window, collectors.agent.collector_runner is now, now.__name__, now.__spec__.name, len(asked)]))
+same = collectors.agent.collector_runner is now
+print(json.dumps([former is Window, same, now.__name__, now.__spec__.name, len(asked)]))
 """
     name = "trainwarden.collectors.agent.collector_runner"
     assert said(site, code) == [True, True, name, name, 1]
