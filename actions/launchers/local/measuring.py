@@ -17,7 +17,6 @@ from trainwarden.actions.launchers.local.ranks import EXEC, LocalJob
 from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.launching import Accused, Check, Findings, Rates
 
-JOIN_S: Final = 120.0  # each imports torch by itself, some on busy machines
 _READY = b"ready"  # trainwarden.cli.run.validate
 
 

@@ -15,7 +15,7 @@ from trainwarden import rundir
 from trainwarden.actions.launchers.local import ranks as rank_processes
 from trainwarden.actions.launchers.local.orphans import Orphans
 from trainwarden.actions.launchers.local.port import free_port, size_of, stolen
-from trainwarden.actions.launchers.local.ranks import LocalJob, NodePlacement, RankProcess, RanksOutput
+from trainwarden.actions.launchers.local.ranks import LocalJob, RankProcess, RanksOutput
 from trainwarden.actions.launchers.local.run_events import EventFile
 from trainwarden.actions.launchers.preload.starts import Preload
 from trainwarden.clock import Clock
@@ -108,12 +108,8 @@ class NodeRunner:
         """Ranks whose process lives, whose end has not been told yet, or that start again with another port."""
         return self._running.keys() | (self._again.ranks if self._again is not None else ())
 
-    def start(
-        self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None, world: NodePlacement | None = None
-    ) -> None:
+    def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None:
         """Start `ranks` anew, told to go on from `resume_from`; failures of theirs are forgotten once they all run.
-
-        In a `world` of several machines ranks are numbered over all of them, and start all at once on each.
 
         Raises
         ------
@@ -121,11 +117,9 @@ class NodeRunner:
             If there is no memory or process slot for one; that counts as its failure.
         """
         self._start = None
-        if world is not None:
-            self._failures.clear()
-        elif len(ranks) == self._place.ranks:
+        if len(ranks) == self._place.ranks:
             self._start = _Start(tuple(ranks), attempt, resume_from, self._log_bytes(), self._port_tries)
-        self._launch(ranks, attempt, resume_from, world)
+        self._launch(ranks, attempt, resume_from)
 
     def get_ready(self, stop: Callable[[], bool]) -> None:
         """Have the modules imported that ranks start with, before any of them does; returns early once `stop()`."""
@@ -134,17 +128,15 @@ class NodeRunner:
     def _log_bytes(self) -> tuple[int, ...]:
         return tuple(size_of(rundir.rank_log(self._place.run_dir, rank)) for rank in range(self._place.ranks))
 
-    def _launch(
-        self, ranks: Sequence[int], attempt: int, resume_from: Path | None, world: NodePlacement | None = None
-    ) -> None:
+    def _launch(self, ranks: Sequence[int], attempt: int, resume_from: Path | None) -> None:
         for rank in ranks:
             self._failures.pop(rank, None)
             self._failures[rank] = Failure(CANNOT_START_CODE, self._clock.monotonic_s())
-        if world is None and (len(ranks) == self._place.ranks or not self._port):
+        if len(ranks) == self._place.ranks or not self._port:
             self._port = free_port()
         for rank in ranks:
             environ = rank_processes.environment(
-                self._place, rank, attempt, world or self._port, self._environ, resume_from=resume_from
+                self._place, rank, attempt, self._port, self._environ, resume_from=resume_from
             )
             self._first_steps.pop(rank, None)
             process = RankProcess(self._place, rank, environ, self._output, self._preload)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
 
 import msgspec
 import psutil
@@ -25,7 +24,6 @@ EXEC = Path(__file__).with_name("rank_exec.py")
 _LEAST_LOG_BYTES = 1024 * 1024  # of one rank
 MAX_RESTARTS = "3"  # what the engine's own table tries of a crash (actions/remedies/remedies.toml)
 LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
-_ALONE: Final[Mapping[str, Any]] = {"node_rank": 0, "nodes": 1, "master": "127.0.0.1", "interface": "lo"}
 _INJECT = Path(trainwarden.__file__).with_name("inject")
 
 
@@ -46,16 +44,6 @@ class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
     show: int | None = None
     checkpoints: Path | None = None
     preload: tuple[str, ...] = ()
-
-
-class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ranks of a machine stand among those of several: `node_rank` of `nodes`, which meet at `master`."""
-
-    node_rank: int
-    nodes: int
-    master: str
-    port: int
-    interface: str | None = None
 
 
 class RanksOutput:
@@ -209,18 +197,16 @@ def shared_environment(place: LocalJob, base: Mapping[str, str]) -> dict[str, st
     >>> "RANK" in made, made["NCCL_DEBUG"], made["TRAINWARDEN_JOB"]
     (False, 'WARN', 'j')
     """
-    worlds = (NodePlacement(node_rank=n, nodes=n, master=str(n), port=n, interface=str(n)) for n in (1, 2))
-    one, other = (environment(place, w.port, w.port, w, base, resume_from=Path(w.master)) for w in worlds)
+    one, other = (environment(place, n, n, n, base, resume_from=Path(str(n))) for n in (1, 2))
     return {name: one[name] for name in one if one[name] == other.get(name) and name != "TRAINWARDEN_HOOK_DIR"}
 
 
 def environment(
-    place: LocalJob, rank: int, attempt: int, world: NodePlacement | int, base: Mapping[str, str],
-    *, resume_from: Path | None = None,
-) -> dict[str, str]:  # fmt: skip
-    """The environment of `rank`: torch's own words, where the hook reports to, and one thread by default.
+    place: LocalJob, rank: int, attempt: int, port: int, base: Mapping[str, str], *, resume_from: Path | None = None
+) -> dict[str, str]:
+    """The environment of `rank`: torch's own variables, where the hook reports to, and one thread by default.
 
-    `world` is the port to meet at where all ranks are here. What it says of checkpoints is in docs/checkpoints.md.
+    Ranks meet at `port` of this machine. What the environment says of checkpoints is in docs/checkpoints.md.
 
     Examples
     --------
@@ -230,8 +216,6 @@ def environment(
     ('1', '2', '1', True)
     """
     run_dir = place.run_dir.absolute()
-    world = world if isinstance(world, NodePlacement) else NodePlacement(**_ALONE, port=world)
-    interface = {} if world.interface is None else {"GLOO_SOCKET_IFNAME": world.interface}
     if place.checkpoints is not None:
         base = {name: value for name, value in base.items() if name != "TRAINWARDEN_RESUME_FROM"}
         base["TRAINWARDEN_CHECKPOINTS"] = str(place.checkpoints.absolute())
@@ -241,13 +225,13 @@ def environment(
     return {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
-        **interface,  # a machine's own name need not resolve, or resolves to what others cannot reach
+        "GLOO_SOCKET_IFNAME": "lo",  # a machine's own name need not resolve, or resolves to what others cannot reach
         **_recording(),
         **base,
         "PYTHONPATH": os.pathsep.join(paths),
-        **_torchrun_says(place, rank, attempt, world),
-        "MASTER_ADDR": world.master,
-        "MASTER_PORT": str(world.port),
+        **_torchrun_says(place, rank, attempt),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
         "TRAINWARDEN_HOOK_DIR": str((run_dir / rundir.HOOK).resolve()),
         "TRAINWARDEN_RUN_DIR": str(run_dir),
         "TRAINWARDEN_JOB": place.job,
@@ -269,19 +253,17 @@ def _recording() -> Mapping[str, str]:
     return {} if newer else {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 
-def _torchrun_says(place: LocalJob, rank: int, attempt: int, world: NodePlacement) -> dict[str, str]:
+def _torchrun_says(place: LocalJob, rank: int, attempt: int) -> dict[str, str]:
     """What torchrun tells a rank of itself (torch/distributed/run.py), for scripts and libraries that ask for it.
 
     What a torchrun around us has said of its own ranks would otherwise be taken for ours: with its
     ``TORCHELASTIC_USE_AGENT_STORE`` nobody would open the store that all wait for.
     """
     return {
-        **dict.fromkeys(("RANK", "ROLE_RANK"), str(rank)),
-        "LOCAL_RANK": str(rank - world.node_rank * place.ranks),
-        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(place.ranks * world.nodes)),
-        "LOCAL_WORLD_SIZE": str(place.ranks),
-        "GROUP_RANK": str(world.node_rank),
-        "GROUP_WORLD_SIZE": str(world.nodes),
+        **dict.fromkeys(("RANK", "ROLE_RANK", "LOCAL_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(place.ranks)),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "TORCHELASTIC_MAX_RESTARTS": MAX_RESTARTS,

@@ -14,7 +14,6 @@ import pytest
 from trainwarden.actions.launchers.local import ranks
 from trainwarden.actions.launchers.local.ranks import (
     LocalJob,
-    NodePlacement,
     RanksOutput,
     check_command,
     environment,
@@ -101,16 +100,14 @@ def test_a_reader_that_stands_still_holds_up_nobody_who_has_news(tmp_path: Path)
     os.close(reading)
 
 
-def test_ranks_of_one_of_several_machines_are_numbered_over_all_of_them_as_torchrun_does() -> None:
-    world = NodePlacement(node_rank=2, nodes=4, master="10.0.0.1", port=29500, interface="eth1")
-    made = environment(PLACE, 2 * PLACE.ranks + 1, 0, world, {})
-    assert made["RANK"] == made["ROLE_RANK"] == str(2 * PLACE.ranks + 1)
-    assert made["WORLD_SIZE"] == made["ROLE_WORLD_SIZE"] == str(4 * PLACE.ranks)
-    assert (made["LOCAL_RANK"], made["LOCAL_WORLD_SIZE"]) == ("1", str(PLACE.ranks))
-    assert (made["GROUP_RANK"], made["GROUP_WORLD_SIZE"]) == ("2", "4")
-    assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("10.0.0.1", "29500")
-    assert made["GLOO_SOCKET_IFNAME"] == "eth1"
-    assert environment(PLACE, 0, 0, world, {"GLOO_SOCKET_IFNAME": "mine"})["GLOO_SOCKET_IFNAME"] == "mine"
+def test_ranks_are_numbered_as_torchrun_does_and_meet_on_this_machine() -> None:
+    made = environment(PLACE, 1, 0, 29500, {})
+    assert made["RANK"] == made["ROLE_RANK"] == made["LOCAL_RANK"] == "1"
+    assert made["WORLD_SIZE"] == made["ROLE_WORLD_SIZE"] == made["LOCAL_WORLD_SIZE"] == str(PLACE.ranks)
+    assert (made["GROUP_RANK"], made["GROUP_WORLD_SIZE"]) == ("0", "1")
+    assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("127.0.0.1", "29500")
+    assert made["GLOO_SOCKET_IFNAME"] == "lo"
+    assert environment(PLACE, 0, 0, 29500, {"GLOO_SOCKET_IFNAME": "mine"})["GLOO_SOCKET_IFNAME"] == "mine"
 
 
 @pytest.mark.parametrize(("torch", "told"), [("2.8.0+cu128", True), ("2.9.1", False), ("2.15.0", False), (None, True)])
