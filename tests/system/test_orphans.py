@@ -45,12 +45,12 @@ SUPERVISE = """
 import sys
 from pathlib import Path
 from trainwarden.actions.launchers.local.coordinator import SupervisorConfig
-from trainwarden.actions.launchers.local.ranks import Place
+from trainwarden.actions.launchers.local.ranks import LocalJob
 from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.cli.serve.process import StopFlag
 from trainwarden.clock import SystemClock
 command = (sys.executable, "-S", "-c", sys.argv[2])
-place = Place(command=command, ranks=2, run_dir=Path(sys.argv[1]), job="job", node="n")
+place = LocalJob(command=command, ranks=2, run_dir=Path(sys.argv[1]), job="job", node="n")
 config = SupervisorConfig(mode="auto", stop_grace_s=0.5)
 sys.exit(Supervisor(place, SystemClock(), config=config, adopt=True).run(StopFlag()))
 """

@@ -26,13 +26,13 @@ SUPERVISE = """
 import sys
 from pathlib import Path
 from trainwarden.actions.launchers.local.coordinator import SupervisorConfig
-from trainwarden.actions.launchers.local.ranks import Place
+from trainwarden.actions.launchers.local.ranks import LocalJob
 from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.cli.serve.process import StopFlag
 from trainwarden.clock import SystemClock
 run_dir, preload, ranks, mode, *command = sys.argv[1:]
 modules = tuple(filter(None, preload.split(",")))
-place = Place(
+place = LocalJob(
     command=tuple(command), ranks=int(ranks), run_dir=Path(run_dir), job="job", node="n", show=1, preload=modules
 )
 config = SupervisorConfig(mode=mode, stop_grace_s=0.5, cascade_grace_s=20.0)

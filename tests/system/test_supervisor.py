@@ -252,11 +252,11 @@ def test_a_launcher_after_a_killed_one_knows_what_was_done(tmp_path: Path) -> No
     code = f"""
 import sys
 from pathlib import Path
-from trainwarden.actions.launchers.local.ranks import Place
+from trainwarden.actions.launchers.local.ranks import LocalJob
 from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.clock import SystemClock
 command = (sys.executable, "-S", "-c", {RANK!r})
-place = Place(command=command, ranks=2, run_dir=Path({str(tmp_path)!r}), job="job", node="node")
+place = LocalJob(command=command, ranks=2, run_dir=Path({str(tmp_path)!r}), job="job", node="node")
 Supervisor(place, SystemClock()).run()
 """
     launcher = client(tmp_path)
