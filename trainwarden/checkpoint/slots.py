@@ -13,6 +13,7 @@ import json
 import os
 import re
 import stat
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ class Slots:
             with contextlib.suppress(FileExistsError):
                 one.mkdir(mode=0o700)
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._closing = weakref.finalize(self, os.close, self._folder)
+        self._closing.atexit = False
         about = os.fstat(self._folder)
         if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
             self.close()
@@ -79,7 +82,8 @@ class Slots:
         return self._folder
 
     def close(self) -> None:
-        os.close(self._folder)
+        """Let go of the folder; so does the end of the last reference."""
+        self._closing()
 
     def listed(self) -> list[Slot]:
         """Every slot that has a file."""

@@ -84,8 +84,10 @@ class _Connection:
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
             return True
         own = self.socket.fileno()
-        ready, _, _ = select.select([own, wake], [], [], timeout_s)
-        return own in ready
+        waiting = select.poll()  # select() refuses descriptors beyond 1,023, of which a busy agent has more
+        for descriptor in (own, wake):
+            waiting.register(descriptor, select.POLLIN)
+        return any(descriptor == own for descriptor, _ in waiting.poll(1000.0 * timeout_s))
 
 
 class Line:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -148,3 +152,22 @@ def test_by_tls_as_well(ports, tmp_path):
         stack.enter_context(serving(ports[0], tls=tls))
         one = stack.enter_context(agent(ports[0], tls=tls.asking()))
         assert one.wait_for_round(7, PATIENCE_S).round == 1
+
+
+def test_a_process_with_more_than_a_thousand_descriptors_hears_the_service() -> None:
+    """`select` refuses those beyond 1,023."""
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    read, write = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = line._Connection(server.getsockname(), None, PATIENCE_S)
+        far, _ = server.accept()
+        with far, connection.socket as near:
+            connection.socket = socket.socket(fileno=fcntl.fcntl(near, fcntl.F_DUPFD_CLOEXEC, 1500))
+            assert not connection.readable(read, 0.0)
+            far.sendall(b"{}\n")
+            assert connection.readable(read, PATIENCE_S)
+            connection.socket.close()
+    os.close(read)
+    os.close(write)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
