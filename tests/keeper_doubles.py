@@ -78,6 +78,8 @@ class Nodes:
 
     def boot(self, name: str) -> None:
         """A keeper that has only what its node's memory holds."""
+        if name in self.keepers:
+            self.keepers[name].slots.close()  # as the kernel does when a process ends
         peers = {other: DirectPeer(self, name, other) for other in self.names if other != name}
         slots = Slots(job_folder("j", str(self._folder / name)))
         self.keepers[name] = Keeper(
