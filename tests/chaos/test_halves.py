@@ -8,17 +8,28 @@ import pytest
 
 from tests.chaos.grid import Grid, Shape
 from tests.chaos.history import History, Limits, attempts_mixed
+from trainwarden.actions.launchers.torchrun.table import JobTable
 
 AFTER_S = 90
+SHAPES = {"one trains": Shape(1, 1), "two train": Shape(1, 2), "two at least": Shape(2, 2)}
 
 
-@pytest.mark.parametrize(
-    "shape", [Shape(1, 1), Shape(1, 2), Shape(2, 2)], ids=["one trains", "two train", "two at least"]
-)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(3))
 def test_all_that_train_are_cut_off_from_the_spares_and_nothing_trains_twice(
-    seed: int, shape: Shape, monkeypatch: pytest.MonkeyPatch
+    seed: int, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    train_in_halves(seed, SHAPES[shape], monkeypatch)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_rendezvous_that_asks_for_no_majority_trains_twice(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobTable, "majority", lambda self, now_s: True)
+    with pytest.raises(AssertionError, match="trains twice"):
+        train_in_halves(0, SHAPES[shape], monkeypatch)
+
+
+def train_in_halves(seed: int, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = Grid("g", Random(seed), History(seed, Limits(1, 1, 1.0)), 1000.0, shape)
     grid.calm = True
     for _ in range(40):
@@ -33,7 +44,7 @@ def test_all_that_train_are_cut_off_from_the_spares_and_nothing_trains_twice(
     monkeypatch.setattr(grid, "reaches", cut)
     for _ in range(AFTER_S):
         grid.tick(grid.now_s + 1.0)
-        assert len(grid._whole()) <= 1
-        assert {one.name for one in grid.machines if one.runs} <= {one.name for one in half}
+        assert len(grid._whole()) <= 1, "it trains twice"
+        assert {one.name for one in grid.machines if one.runs} <= {one.name for one in half}, "it trains twice"
     assert attempts_mixed(grid.history) == []
     assert grid._whole() == before, "those that train go on"

@@ -65,7 +65,6 @@ WRONG: Final[dict[str, tuple[str, Any, str, Callable[..., Any]]]] = {
     "what was begun is not taken over": ("nothing begun and forgotten", ActionExecutor, "take_over", _disowned),
     "who is set aside takes part": ("no attempt beside another", JobTable, "_waiting", _anybody),
     "a move is forgotten": ("no attempt beside another", JobTable, "_seats", _no_order),
-    "half of the nodes is not asked for": ("no attempt beside another", JobTable, "majority", lambda self, now_s: True),
     "a label is a number": ("no step lost to its number", StepNumbers, "of", _by_label),
 }  # fmt: skip
 
