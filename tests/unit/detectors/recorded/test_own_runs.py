@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.benchmarks.detection.own_runs.judge import day_one, write
+from tests.benchmarks.detection.own_runs.judge import day_one, through, write
 from tests.benchmarks.detection.own_runs.outcomes import judged, row
 from tests.benchmarks.detection.own_runs.reading import AFTER_S, DATA, Captured, one_run
 from trainwarden.recorded.cut import between
@@ -29,14 +29,16 @@ def test_a_healthy_run_opens_nothing() -> None:
 
 
 @pytest.mark.thorough
-def test_the_rank_that_is_starved_is_named_and_nobody_before() -> None:
+def test_a_rank_that_is_starved_is_a_busy_host_that_blames_no_rank() -> None:
+    """Its own CPU time is what it was: others take the processors, which is the host's trouble and not the rank's."""
     whole = one_run(DATA / "train_gpt-choose-faults")
     run = until(whole, whole.faults[0].to_s)
-    found = day_one(run)
+    incidents = through(run)
+    assert "host_contention" in {one.kind for one in incidents}
+    assert not any(suspect.rank is not None for one in incidents for suspect in one.suspects), incidents
+    found = judged(run, incidents)
     (outcome,) = found.outcomes
-    assert (outcome.fault.kind, outcome.rank, outcome.kind) == ("starved", True, True)
-    assert outcome.delay_s is not None
-    assert outcome.delay_s < 30.0
+    assert (outcome.fault.kind, outcome.kind) == ("starved", True)
     assert found.false == ()
 
 
