@@ -89,9 +89,16 @@ class Agent:
         self._line.start()
 
     def close(self) -> None:
-        """Say that we leave."""
+        """Say that we leave. The service tells no agent of the end of a stop, as all have left by then."""
         self.update(left=True)
         self._line.close()
+        with self._changed:
+            kept = (self._memory or {}).get("kept", ()) if self._word.get("over") is not None else ()
+        for one in kept:
+            key = (one["report"]["operation"], "done")
+            if one["kind"] == "stop" and self._noted is not None and key not in self._noted:
+                self._noted.add(key)
+                self._note(one, "done")
 
     def forget(self) -> None:
         """In a forked child."""

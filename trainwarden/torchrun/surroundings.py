@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import shutil
 import socket
@@ -25,6 +26,7 @@ from trainwarden.hook import read_header
 from trainwarden.torchrun.exits import Exit
 
 LOOK_S: Final = 2.0  # between two looks for a checkpoint
+CLOSE_S: Final = 2.0  # what is not written by then at the end of a job is left out
 SEARCH_S: Final = 60.0  # a look that has not ended by then is given up, and its thread left behind
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -66,6 +68,8 @@ class Surroundings:
         self.node, self._environ, self._checkpoint = node, environ, checkpoint
         self.run_dir = Path(given) if given else _made(job)
         self._over, self._wake = threading.Event(), threading.Event()
+        self._unwritten: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
         with suppress(OSError):
             (self.run_dir / rundir.HOOK).mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write_place()
@@ -110,7 +114,7 @@ class Surroundings:
         plan = {
             **newest, "history": [{"number": one["number"], "micro_batches": one["micro_batches"]} for one in before],
         }  # fmt: skip
-        threading.Thread(target=self._put, args=(plan, done), name="trainwarden-plan", daemon=True).start()
+        self._write_later(lambda: self._put(plan, done))
 
     def _put(self, plan: dict[str, Any], done: Callable[[int], None]) -> None:
         path = self.run_dir / rundir.PLAN
@@ -137,7 +141,7 @@ class Surroundings:
     def placed(self, attempt: int, node_rank: int, nodes: int, why: str) -> None:
         """Let whoever has started this torchrun read its place in the round that begins now."""
         facts = {"attempt": attempt, "node_rank": node_rank, "nodes": nodes, "why": why}
-        threading.Thread(target=self._write_place, kwargs=facts, name="trainwarden-place", daemon=True).start()
+        self._write_later(lambda: self._write_place(**facts))
 
     def _write_place(self, **facts: Any) -> None:
         path = self.run_dir / rundir.TORCHRUN
@@ -167,13 +171,19 @@ class Surroundings:
         self._append_later((f"operation/{report['operation']}/{stage}", "operation", said, fields))
 
     def _append_later(self, *events: tuple[str, str, str, dict[str, Any]]) -> None:
-        """A disk that stands still must hold up neither ranks nor the connection."""
+        for event in events:
+            self._write_later(lambda event=event: self._append(*event))  # type: ignore[misc]
 
-        def append() -> None:
-            for event in events:
-                self._append(*event)
+    def _write_later(self, write: Callable[[], None]) -> None:
+        """Write in the order of the calls. A disk that stands still holds up neither ranks nor the connection."""
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write, name="trainwarden-writer", daemon=True)
+            self._writer.start()
+        self._unwritten.put(write)
 
-        threading.Thread(target=append, name="trainwarden-note", daemon=True).start()
+    def _write(self) -> None:
+        while (write := self._unwritten.get()) is not None:
+            write()
 
     def ended(self, end: Exit) -> None:
         """Tell the node's agent how a rank has ended."""
@@ -203,6 +213,9 @@ class Surroundings:
         """Ranks have ended for good."""
         self._over.set()
         self._wake.set()
+        if self._writer is not None:
+            self._unwritten.put(None)
+            self._writer.join(CLOSE_S)
         with suppress(OSError):
             (self.run_dir / rundir.TORCHRUN).unlink()
         if self.own:

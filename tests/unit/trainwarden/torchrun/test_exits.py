@@ -204,6 +204,16 @@ def test_a_new_round_and_what_was_asked_for_by_whom_are_events_of_ours(tmp_path)
     around.close()
 
 
+def test_what_was_noted_before_the_end_is_there_after_it_and_in_order(tmp_path):
+    around, path = surroundings(tmp_path), tmp_path / "run" / EVENTS_FILE
+    for number in range(300):
+        report = {"operation": f"o{number}", "state": "done"}
+        around.note({"kind": "stop", "report": report, "by": "ann (act)", "why": ""}, "done")
+    around.close()
+    events = [EVENTS.decode(line) for line in path.read_bytes().splitlines()]
+    assert [one.fields["operation"] for one in events] == [f"o{number}" for number in range(300)]
+
+
 def test_in_a_folder_that_somebody_watches_the_job_bears_their_name_for_it(tmp_path):
     around = surroundings(tmp_path, TRAINWARDEN_JOB="watch-1")
     around.ended(Exit(0, 1, 1.0, 3, None, False))

@@ -24,7 +24,7 @@ from trainwarden.launching import Operation
 from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.protocols import Scope
 from trainwarden.torchrun import line
-from trainwarden.torchrun.agent import Agent, Place, Unreachable
+from trainwarden.torchrun.agent import Agent, Over, Place, Unreachable
 from trainwarden.torchrun.line import Endpoints
 
 TOKEN = "a-token-of-twenty-chars"
@@ -142,6 +142,24 @@ def test_what_was_asked_of_the_job_is_noted_once_at_each_stage(ports):
             assert other._noted == {("o", "accepted"), ("o", "done")}
         one.close()
     assert noted == [("ann", "accepted"), ("ann", "done")]
+
+
+def test_the_end_of_a_stop_is_noted_by_the_agents_that_leave_for_it(ports):
+    noted = []
+    endpoints = Endpoints((("127.0.0.1", ports[0]),), TOKEN)
+    place, ignore = Place("j", "a", 1, 1, "127.0.0.1"), lambda _: None
+    one = Agent(place, endpoints, ignore, ignore, lambda operation, stage: noted.append((operation["kind"], stage)))
+    with serving(ports[0]):
+        one.start()
+        assert one.wait_for_round(7, PATIENCE_S).round == 1
+        config = plugins.configure(TorchrunLauncher, {"endpoint": f"127.0.0.1:{ports[0]}"}, "launcher")
+        launcher = TorchrunLauncher(config, Scope(job="j", node="n", run_dir="."))
+        launcher._token = TOKEN
+        assert launcher.submit(Operation(id="o", job="j", kind="stop", expected_generation=0)).state == "accepted"
+        with pytest.raises(Over):
+            one.wait_for_round(7, PATIENCE_S)
+        one.close()
+    assert noted == [("stop", "accepted"), ("stop", "done")]
 
 
 def test_by_tls_as_well(ports, tmp_path):
