@@ -80,7 +80,6 @@ class Site:
             "launch", "--job", "j", "--nproc", "1", "--nnodes", "2", "--spares", "1", "--rdzv", self.rdzv,
             "--checkpoints", str(self.folder / "ckpt"), *(("--mode", "auto") if self.beside else ()),
             *(("--config", str(self.config)) if self.watched or self.beside else ()),
-            *(("--max-restarts", "8") if self.watched else ()),  # the engine needs some on a busy machine
             "--", sys.executable, str(SCRIPTS / self.program[0]), *self.program[1:],
         )  # fmt: skip
         words = {
@@ -232,7 +231,7 @@ def test_a_node_whose_rank_dies_each_time_is_taken_out_before_the_jobs_restarts_
         site.until("steps without n2", lambda: site.state().phase == "running" and len(site.state().ranks_running) == 2)
         assert {one.node for one in site.state().nodes if one.ranks} == {"n1", "n3"}
         assert "2 restarts for n2 within 600 s have not helped" in next(w for n, _, w in site.story() if "/evict/" in n)
-        assert 3 <= site.state().failures <= 8
+        assert site.state().failures == 3
         attempt = site.state().attempt
         time.sleep(10.0)
         assert (site.state().attempt, site.state().phase) == (attempt, "running")
