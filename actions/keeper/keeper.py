@@ -131,7 +131,7 @@ class Keeper:
         self._replicate(copies, newest)
         if self._store is not None:
             with self._watched("flush to the store"):
-                self._flush(self._store, newest)
+                self._flush(self._store, newest, copies.newest("store"))
         return copies
 
     @property
@@ -285,13 +285,12 @@ class Keeper:
         self.totals.sent += 1
         self.totals.sent_bytes += header.size
 
-    def _flush(self, store: Store, newest: Id | None) -> None:
+    def _flush(self, store: Store, newest: Id | None, durable: Id | None) -> None:
         """Write to the store what another node has begun, else the newest complete checkpoint when it is due."""
         own = self._own()
         ids = {header.facts.id for _, header in own}
         wanted = next((id_ for id_ in store.unfinished() if id_ in ids), None)
         now_s = self._clock.monotonic_s()
-        durable = max((copy.id for copy in store.copies()), default=None)
         if durable != self._pruned_at and any(header.facts.rank == 0 for _, header in own):
             store.prune(self._keep)
             self._pruned_at = durable

@@ -9,6 +9,7 @@ import pytest
 from tests.benchmarks.detection.own_runs.judge import day_one, through, write
 from tests.benchmarks.detection.own_runs.outcomes import judged, row
 from tests.benchmarks.detection.own_runs.reading import AFTER_S, DATA, Captured, one_run
+from trainwarden.detectors.verdict.contention import LASTING_S
 from trainwarden.recorded.cut import between
 from trainwarden.records import IncidentRecord, Suspect
 
@@ -39,6 +40,8 @@ def test_a_rank_that_is_starved_is_a_busy_host_that_blames_no_rank() -> None:
     found = judged(run, incidents)
     (outcome,) = found.outcomes
     assert (outcome.fault.kind, outcome.kind) == ("starved", True)
+    assert outcome.delay_s is not None
+    assert outcome.delay_s < LASTING_S + 5.0, "the host's trouble has to last, and is reported at once then"
     assert found.false == ()
 
 
