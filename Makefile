@@ -45,7 +45,7 @@ demo: install
 # Everything CI runs: style, types, layers, unit, contract, property, doctest, and real processes and servers beside them.
 # These wait a third of their time for each other: the first part takes what they leave of the processors, and is shown
 # when they are done. Real processes on a shared machine can be starved: what failed is shown, then run once more and
-# must pass. The last line says which tests were not run and why.
+# must pass. The last two lines name the tests that were run twice, and those that were not run with the reason.
 AGAIN = || { echo "--- what failed, once more ---"; \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); }
 SERVERS := -o cache_dir=.cache/pytest-system -m system $(SYSTEM)

@@ -1,6 +1,6 @@
-"""Which tests were not run and why, in one line: ``python -m tests.not_run FILE`` for all runs that wrote to FILE.
+"""Which tests were not run and why, and which were run twice: ``python -m tests.not_run FILE`` for all runs in FILE.
 
-Each run of pytest says it of its own; `make test` makes two at the same time and ends with the line of both.
+Each run of pytest ends with the line of its own tests; `make test` makes two at the same time and ends with both.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Final
 VARIABLE: Final = "TRAINWARDEN_NOT_RUN"
 """Names the file to which each run appends."""
 MOST_CHARS: Final = 90  # of a reason
+AGAIN: Final = "run again"
+"""Stands in place of a reason for a test of the second pass (`pytest --last-failed`)."""
 
 
 def line(skipped: Iterable[tuple[str, str]]) -> str:
@@ -39,6 +41,21 @@ def line(skipped: Iterable[tuple[str, str]]) -> str:
     return f"not run: {counts.total()} tests ({'; '.join(groups)})"
 
 
+def run_twice(tests: Iterable[str]) -> str:
+    """One line about the tests that failed at first and were run once more.
+
+    Examples
+    --------
+    >>> run_twice(["tests/unit/test_b.py::test_2", "tests/system/test_a.py::test_1[x]"])
+    'run again after a failure: 2 tests (test_a.py::test_1[x], test_b.py::test_2)'
+    >>> run_twice([])
+    'run again after a failure: no test'
+    """
+    names = sorted(Path(one).name for one in tests)
+    found = f"{len(names)} tests ({', '.join(names)})" if names else "no test"
+    return f"run again after a failure: {found}"
+
+
 def keep(skipped: Iterable[tuple[str, str]]) -> None:
     """Append what this run skipped to the file that `VARIABLE` names, if it does."""
     if path := os.environ.get(VARIABLE):
@@ -49,4 +66,6 @@ def keep(skipped: Iterable[tuple[str, str]]) -> None:
 if __name__ == "__main__":
     kept = Path(sys.argv[1])
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
-    print(line(tuple(one.split("\t", 1)) for one in lines))  # type: ignore[misc]
+    pairs = [(name, reason) for name, _, reason in (one.partition("\t") for one in lines)]
+    print(run_twice(name for name, reason in pairs if reason == AGAIN))
+    print(line(pair for pair in pairs if pair[1] != AGAIN))
