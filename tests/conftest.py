@@ -52,7 +52,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     reports = terminalreporter.stats.get("skipped", [])
     found = [(one.fspath, str(one.longrepr[2]).removeprefix("Skipped: ")) for one in reports if one.longrepr]
     not_run.keep(found)
-    if config.option.lf:
+    if config.getoption("lf", default=False):
         again = [one for outcome in ("passed", "failed") for one in terminalreporter.stats.get(outcome, [])]
         not_run.keep((one.nodeid, not_run.AGAIN) for one in again if one.when == "call")
     if found:
