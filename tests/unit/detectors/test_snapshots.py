@@ -413,6 +413,9 @@ def test_a_member_without_a_partition_has_not_caught_up(monkeypatch: pytest.Monk
     assert not reading.caught_up(consumer)
     for message in consumer.poll(3):
         assert reading.standing(message) == "old"
+    with monkeypatch.context() as between:
+        between.setattr(consumer, "assignment", frozenset)
+        assert not reading.caught_up(consumer), "also with nothing left to read"
     assert reading.caught_up(consumer)
 
 

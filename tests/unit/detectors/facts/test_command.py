@@ -83,6 +83,20 @@ def test_the_rank_is_the_one_that_prefixes_its_lines() -> None:
     assert (incident.kind, incident.suspects[0].rank) == ("exception", 1)
 
 
+def test_the_root_that_torchrun_names_is_blamed_though_another_rank_printed_an_exception_later() -> None:
+    (incident,) = ended(
+        output(DIVIDED, 1, at_s=END_S - 0.9), output(IMPORT, 0, at_s=END_S - 0.5, first=20), output(TORCHRUN, first=40)
+    )
+    assert (incident.kind, incident.suspects[0].rank) == ("exception", 1)
+    assert "ZeroDivisionError" in incident.reason
+
+
+def test_an_interrupt_that_follows_an_exception_is_not_the_cause() -> None:
+    interrupt = (HEAD, '  File "/job/train.py", line 9, in main', "    wait()", "KeyboardInterrupt")
+    (incident,) = ended(output(DIVIDED, 0, at_s=END_S - 0.5), output(interrupt, 1, first=20))
+    assert (incident.kind, incident.suspects[0].rank) == ("exception", 0)
+
+
 def test_what_only_followed_is_told_where_nothing_else_is_known() -> None:
     (incident,) = ended(output(PEER))
     assert incident.kind == "crash"

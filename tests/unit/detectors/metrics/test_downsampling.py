@@ -102,10 +102,10 @@ def test_what_is_sampled_more_often_is_judged_as_at_the_interval_of_training(bun
         assert np.nanmedian(apart) < 0.03, name
 
 
-@pytest.mark.parametrize(("every_s", "judged"), [(0.1, False), (1.0, True)])
+@pytest.mark.parametrize(("every_s", "judged"), [(0.1, False), (1.0, True), (10.0, False)])
 def test_older_samples_of_another_interval_are_no_history(bundle: ModelBundle, every_s: float, judged: bool) -> None:
     """They come along with the first new one after a swap, and say by their times how often there is one."""
-    whole = served(64.0, every_s)
+    whole = served(64.0 * max(every_s, 1.0), every_s)
     new = replace(whole, values=whole.values[:, :, :64], times_s=whole.times_s[:, 63:64], past_s=whole.times_s[:, :63])
     (found,) = MetricScorer(bundle).score((new,))
     assert bool(np.isfinite(found.scores["pca"]).all()) == judged
