@@ -24,6 +24,8 @@ from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import Output, ServiceLoop
 from trainwarden.settings import Settings
 from trainwarden.topics import EVENTS, VERDICTS, Topic
+from trainwarden.trainer_offline.archive.reader import jobs
+from trainwarden.trainer_offline.data.prepare import METRICS
 from trainwarden.trainer_offline.registry.registry import Registry
 from trainwarden.trainer_offline.registry.version import CHALLENGER, CHAMPION, PROVISIONAL, RUNNING
 from trainwarden.trainer_offline.service.drift import DriftWatch
@@ -35,8 +37,24 @@ JOB: Final = "models"
 RETRY_S: Final = (
     60.0  # the first retry of a failed training, where `pause_s` is less; doubled with each further failure
 )
+FIRST_HOURS: Final = 0.5  # of an archive: models of less are not worth the minutes of a core that they cost
+GROWTH: Final = 1.5  # of the hours trained on: seven trainings from half an hour to the seven that the gate asks for
+ARCHIVE_S: Final = 20.0  # between two looks at the archive's footers
 Place = tuple[str, str]
 """Detector and alias."""
+
+
+def archived_hours(folder: Path) -> float:
+    """Hours of metrics that the archive `folder` holds, of all jobs together; 0 where there is none.
+
+    Raises
+    ------
+    DataError
+        If a file of it is damaged.
+    """
+    if not folder.is_dir():
+        return 0.0
+    return sum((one.to_s - one.from_s) / 3600.0 for one in jobs(folder) if METRICS in one.topics)
 
 
 class TrainerHandler:
@@ -50,6 +68,8 @@ class TrainerHandler:
         Added to every `train` command (the settings file).
     begin : callable
         Starts a training.
+    hours : callable
+        Hours of metrics in an archive.
     """
 
     topics: Sequence[Topic[Any]] = (VERDICTS,)
@@ -64,6 +84,7 @@ class TrainerHandler:
         *,
         arguments: Sequence[str] = (),
         begin: Callable[[Sequence[str]], TrainingProcess] = TrainingProcess,
+        hours: Callable[[Path], float] = archived_hours,
     ) -> None:
         self._settings = settings.trainer
         self._node = settings.node
@@ -73,6 +94,8 @@ class TrainerHandler:
         self._metrics = metrics
         self._arguments = list(arguments)
         self._begin = begin
+        self._hours = hours
+        self._looked_s = float("-inf")
         self._drift = DriftWatch(self._settings.drift_verdicts)
         self._training: TrainingProcess | None = None
         self._asked_by: list[str] = []
@@ -142,8 +165,22 @@ class TrainerHandler:
             return None
         if now_s >= self._due_s:
             return "schedule"
-        drifted = self._drift.drifted()
-        return "drift: " + "; ".join(f"{name}: {why}" for name, why in drifted.items()) if drifted else None
+        if drifted := self._drift.drifted():
+            return "drift: " + "; ".join(f"{name}: {why}" for name, why in drifted.items())
+        return self._enough(now_s)
+
+    def _enough(self, now_s: float) -> str | None:
+        """Why the archive is enough for the first champion, or for another try at one."""
+        if self._failures or now_s - self._looked_s < ARCHIVE_S or self._registry.aliases(CHAMPION):
+            return None
+        self._looked_s = now_s
+        newest = max(self._registry.versions(), key=lambda one: one.created_s, default=None)
+        card = None if newest is None else self._registry.card(newest)
+        if newest is not None and card is None:
+            return None  # of a size that is not known: on schedule
+        wanted = FIRST_HOURS if card is None else GROWTH * card.hours
+        have = self._hours(Path(self._data))
+        return f"archive: {have:.1f} hours, and there is no champion yet" if have >= wanted else None
 
     def _resume(self) -> list[str]:
         """Once: when the last training was, and whose request a trainer that was killed had begun to answer."""

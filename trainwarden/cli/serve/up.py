@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import time
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from trainwarden import rundir
 from trainwarden.cli.serve.process import StopFlag, folders
@@ -14,11 +16,16 @@ from trainwarden.cli.shared.options import ConfigFile, RunDir
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.page_beside import PageBeside
 from trainwarden.cli.shared.stack import LocalStack
-from trainwarden.settings import load
+from trainwarden.settings import Settings, load
+
+WATCHING: Final = ("agent", "detector", "engine")
+LEARNING: Final = ("archive", "trainer")
 
 
 def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
-    """Agent, detector, engine and page on this machine with the embedded bus, until Ctrl-C.
+    """Agent, detector, engine and page on this machine with the embedded bus, until Ctrl-C; models learn from its jobs.
+
+    Archive and trainer run where the extra `train` is installed, unless the settings name a folder of fixed models.
 
     Example: trainwarden up --config trainwarden.toml
     """
@@ -30,23 +37,48 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
     if address.startswith("embedded:"):
         address = f"embedded:{Path(address.partition(':')[2]).absolute()}"
     stop = StopFlag()
-    names = ("agent", "detector", "engine")
-    check_services(settings, names)
-    stack = LocalStack(run, {"TRAINWARDEN_BUS": address}, config)
-    for name in names:
+    check_services(settings, WATCHING)
+    learning = _learning(settings)
+    stack = LocalStack(run, {"TRAINWARDEN_BUS": address, **learning}, config)
+    for name in (*WATCHING, *(LEARNING if learning else ())):
         stack.start(name)
     page = PageBeside(stack, run)
     voice.say(f"agent, detector and engine are up on {address}; run folder {run}; stop with Ctrl-C")
+    if learning:
+        models, folder = learning["TRAINWARDEN_DETECTION_MODELS"], learning["TRAINWARDEN_ARCHIVE_FOLDER"]
+        voice.say(
+            f"metric models are trained from {folder} and kept in {models}; mlflow ui --backend-store-uri {models}"
+        )
+    ended: set[str] = set()
     voice.say(f"a job joins it by its environment: env {joining(run, settings.job)} python train.py")
     try:
         while not stop():
             time.sleep(0.2)
-            stack.check(names)
+            stack.check(WATCHING)
+            for name in LEARNING if learning else ():
+                if name not in ended and (code := stack.returncode(name)) is not None:
+                    ended.add(name)
+                    voice.say(f"{name} ended with exit code {code}, so no models are trained: {stack.log_path(name)}")
             if (sentence := page.news(terminal=True)) is not None:
                 voice.say(sentence)
     finally:
         stack.stop()
     return 0
+
+
+def _learning(settings: Settings) -> dict[str, str]:
+    """Settings by which archive, trainer and detector share folder and registry; empty where nothing is trained."""
+    from trainwarden.trainer_offline.registry.address import is_registry, tracking_uri
+
+    models = settings.detection.models
+    if find_spec("mlflow") is None or (models is not None and not is_registry(models)):
+        return {}
+    uri = tracking_uri(settings.trainer.registry or models)
+    return {
+        "TRAINWARDEN_ARCHIVE_FOLDER": str(Path(settings.archive.folder).absolute()),
+        "TRAINWARDEN_TRAINER_REGISTRY": uri,
+        "TRAINWARDEN_DETECTION_MODELS": models or uri,
+    }
 
 
 def joining(run: Path, job: str) -> str:

@@ -13,7 +13,7 @@ from trainwarden.records import VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import Settings, TrainerSettings
 from trainwarden.topics import EVENTS
-from trainwarden.trainer_offline.service.handler import TrainerHandler
+from trainwarden.trainer_offline.service.handler import ARCHIVE_S, FIRST_HOURS, GROWTH, RETRY_S, TrainerHandler
 
 DAY_S = 86_400.0
 
@@ -28,6 +28,7 @@ class FakeRegistry:
         self.running: list[str] = []
         self.noted: list[str] = []
         self.made_s: list[float] = []
+        self.hours: float | None = 1.0
         self.away = False
         self.refuses = False
         self.deleted = False
@@ -46,6 +47,9 @@ class FakeRegistry:
 
     def versions(self):
         return [SimpleNamespace(created_s=one) for one in self.made_s]
+
+    def card(self, version):
+        return None if self.hours is None else SimpleNamespace(hours=self.hours)
 
     def version(self, detector, version):
         if self.deleted:
@@ -76,12 +80,14 @@ class Bench:
         self.registry = FakeRegistry()
         self.metrics = SelfMetrics("trainer")
         self.begun: list[FakeTraining] = []
+        self.archived = 0.0
         self.handler = TrainerHandler(
             Settings(trainer=TrainerSettings(**settings)),
             self.registry,
             self.clock,
             self.metrics,
             begin=self.begin,
+            hours=lambda folder: self.archived,
         )
 
     def begin(self, arguments):
@@ -249,3 +255,49 @@ def test_a_request_made_while_it_trains_is_not_answered_by_that_training():
     bench.tick()
     assert len(bench.begun) == 2
     assert ("lof", "done: run r1") not in bench.registry.answers
+
+
+def test_the_first_training_begins_when_the_archive_holds_enough_and_not_a_week_later():
+    bench = Bench()
+    bench.registry.by_alias = {}
+    for hours, begun in ((0.0, 0), (FIRST_HOURS - 0.01, 0), (FIRST_HOURS, 1)):
+        bench.archived = hours
+        bench.clock.sleep(ARCHIVE_S)
+        bench.handler.tick(bench.clock.now_s())
+        assert len(bench.begun) == begun, hours
+
+
+@pytest.mark.parametrize(("hours", "begins"), [(1.0 * GROWTH - 0.01, False), (1.0 * GROWTH, True)])
+def test_without_a_champion_it_trains_again_once_the_archive_has_grown(hours, begins):
+    bench = Bench()
+    bench.registry.by_alias, bench.registry.made_s = {}, [bench.clock.now_s() - 60.0]
+    bench.archived = hours
+    bench.handler.tick(bench.clock.now_s())
+    assert bool(bench.begun) == begins
+
+
+def test_what_was_trained_on_an_unknown_amount_is_trained_again_on_schedule_only():
+    bench = Bench()
+    bench.registry.by_alias, bench.registry.made_s, bench.registry.hours = {}, [bench.clock.now_s() - 60.0], None
+    bench.archived = 100.0
+    bench.handler.tick(bench.clock.now_s())
+    assert not bench.begun
+
+
+def test_an_archive_that_grows_under_a_champion_is_left_to_the_schedule():
+    bench = Bench()
+    bench.archived = 1_000.0
+    bench.handler.tick(bench.clock.now_s())
+    assert not bench.begun
+
+
+def test_a_first_training_that_failed_is_tried_again_after_its_pause():
+    bench = Bench(pause_s=0.0)
+    bench.registry.by_alias = {}
+    bench.archived = 1.0
+    bench.handler.tick(bench.clock.now_s())
+    bench.begun[0].answer = {"error": "no metric was measured"}
+    for waited_s, begun in ((RETRY_S / 2, 1), (RETRY_S, 2)):
+        bench.clock.sleep(waited_s)
+        bench.handler.tick(bench.clock.now_s())
+        assert len(bench.begun) == begun
