@@ -142,8 +142,7 @@ class Folder:
         """The newest checkpoint of files that is complete in `tiers`, with its name."""
         for id_ in copies.newest_first():
             entry = Entry.of(copies.by_id[id_][0].topology)
-            fits = all(one.world == self._world for one in copies.by_id[id_]) and (below is None or id_ < below)
-            if entry is not None and fits and copies.is_complete(id_, *tiers):
+            if entry is not None and (below is None or id_ < below) and copies.is_complete(id_, *tiers):
                 return id_, entry.name
         return None
 
@@ -218,7 +217,8 @@ class Folder:
         entry = Entry.of(copies.by_id[id_][0].topology) if copies.is_complete(id_) else None
         if entry is None:
             raise CheckpointError(f"step {id_.step} is not complete any more")
-        order = [*(rank for rank in range(self._world) if rank != self._rank), self._rank]  # our own files last
+        world = copies.by_id[id_][0].world  # nodes may have become more or fewer since
+        order = sorted(range(world), key=self._rank.__eq__)  # our own files last
         headers = [self._unpack(copies.sources(id_, rank, self.keeper.node), into) for rank in order]
         named = {name for header in headers for name in header.tensors}
         for name in names_of(self.path, entry):
@@ -242,7 +242,7 @@ class Folder:
                 return True
 
             try:
-                if copy.rank == self._rank:
+                if copy.rank == self._rank and copy.world == self._world:
                     self.keeper.bring(copy)  # into a slot of ours, from which it is copied to the next node again
                     with self.keeper.offer(copy.digest) as (descriptor, _):
                         return unpack(reading(descriptor), into, wanted)
