@@ -88,6 +88,16 @@ class Folder:
         self.tick(self.keeper.survey())
         self.tick(self.keeper.survey())  # what the first has packed
 
+    def stored(self) -> tuple[int, float, str] | None:
+        """Step, time and name of the newest checkpoint in the store."""
+        kept = None if self._store is None else self._store.newest()
+        if kept is None:
+            return None
+        try:
+            return kept.step, kept.path.stat().st_mtime, kept.path.name
+        except OSError:
+            return None
+
     def choose(self, key: str) -> Choice:
         """From what the ranks go on that start with `key`: the same for all nodes, which ask the first of the ring."""
         with self._lock:

@@ -115,7 +115,14 @@ class KeeperService:
     def listed(self) -> dict[str, Any]:
         """The object of `trainwarden checkpoints` for this job."""
         keeper = self.keeper
-        return listing(keeper, keeper.survey(), time.time())
+        found = listing(keeper, keeper.survey(), now_s := time.time())
+        if self.folder is not None and (stored := self.folder.stored()) is not None:
+            step, saved_at_s, name = stored
+            back = {"id": name, "step": step, "age_s": round(max(0.0, now_s - saved_at_s), 3)}
+            lost = found["if_lost"]
+            lost["all nodes"] = back
+            lost["a node"] = back if lost["a node"] is None or lost["a node"]["step"] < step else lost["a node"]
+        return found
 
     def _tell(self, copies: Copies) -> None:
         keeper, totals, job = self.keeper, self.keeper.totals, _OfJob(self._metrics, self.keeper.job)
@@ -129,6 +136,8 @@ class KeeperService:
         if (newest := copies.newest("store")) is not None:
             saved_at_s = copies.saved_at_s(newest)
             job.gauge("durable_timestamp_seconds", "When the newest durable checkpoint was saved.", saved_at_s)
+        elif self.folder is not None and (stored := self.folder.stored()) is not None:
+            job.gauge("durable_timestamp_seconds", "When the newest durable checkpoint was saved.", stored[1])
         size = sum(copy.size for copy in keeper.inventory())
         job.gauge("memory_bytes", "Sealed shards in this node's memory.", size)
         job.gauge("away", "Peers and stores that do not answer.", len(keeper.away))
