@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.doubles import ManualClock
-from trainwarden.actions.keeper.copies import Copy
+from trainwarden.actions.keeper.copies import Choice, Copy
+from trainwarden.actions.keeper.folder import Folder
 from trainwarden.actions.keeper.keeper import Keeper, Staged
 from trainwarden.actions.keeper.store import Store
 from trainwarden.actions.keeper.transfer import ReadInto
@@ -26,9 +27,11 @@ def content(id_: Id, rank: int, size: int) -> bytes:
     return random.Random(f"{id_} {rank}").randbytes(size)
 
 
-def write_shard(slots: Slots, facts: Facts, data: bytes, *, dies_after: int | None = None) -> None:
+def write_shard(
+    slots: Slots, facts: Facts, data: bytes, *, dies_after: int | None = None, name: str = "model/w"
+) -> None:
     """Save as a trainer does; one that dies has written so many bytes."""
-    tensors = lay_out([("model/w", "U8", (len(data),))])
+    tensors = lay_out([(name, "U8", (len(data),))])
     chunks = [CRCS[CRC_HERE](data[at : at + shard.CHUNK_BYTES], 0) for at in range(0, len(data), shard.CHUNK_BYTES)]
     prefix = header_bytes(facts, tensors, chunks)
     with slots.writing(slots.next_of("own", facts.rank)) as descriptor:
@@ -57,6 +60,10 @@ class DirectPeer:
         os.lseek(descriptor, 0, os.SEEK_SET)
         self._keeper.receive(self._asking, lambda buffer: os.readv(descriptor, [buffer]))
 
+    def choose(self, key: str) -> Choice:
+        folder = self._nodes.folders[self._keeper.node]
+        return folder.choose(key)
+
     @contextmanager
     def get(self, copy: Copy) -> Iterator[ReadInto]:
         with self._keeper.offer(copy.digest) as (descriptor, _):
@@ -66,13 +73,16 @@ class DirectPeer:
 class Nodes:
     """A ring of nodes `a`, `b`, ... with one rank each."""
 
-    def __init__(self, folder: Path, count: int, *, flush_every_s: float = 0.0, keep: int = 3) -> None:
+    def __init__(
+        self, folder: Path, count: int, *, flush_every_s: float = 0.0, keep: int = 3, files: bool = False
+    ) -> None:
         self.names = "abcdefgh"[:count]
         self.clock = ManualClock()
         self.away: set[str] = set()
         self.keepers: dict[str, Keeper] = {}
-        self.store = Store(folder / "store", "j")
-        self._folder, self._options = folder, {"flush_every_s": flush_every_s, "keep": keep}
+        self.folders: dict[str, Folder] = {}
+        self.store = None if files else Store(folder / "store", "j")
+        self._folder, self._flush_every_s, self._keep = folder, flush_every_s, keep
         for name in self.names:
             self.boot(name)
 
@@ -83,8 +93,21 @@ class Nodes:
         peers = {other: DirectPeer(self, name, other) for other in self.names if other != name}
         slots = Slots(job_folder("j", str(self._folder / name)))
         self.keepers[name] = Keeper(
-            slots, job="j", node=name, ring=self.names, peers=peers, clock=self.clock, store=self.store, **self._options
+            slots,
+            job="j",
+            node=name,
+            ring=self.names,
+            peers=peers,
+            clock=self.clock,
+            store=self.store,
+            flush_every_s=self._flush_every_s,
+            keep=self._keep,
         )
+        if self.store is None:
+            self.folders[name] = Folder(
+                self.keepers[name], self.clock, store=self._folder / "store",
+                flush_every_s=self._flush_every_s,
+            )  # fmt: skip
 
     def lose(self, name: str) -> None:
         """The node and its memory are gone; an empty one takes its place."""
@@ -106,7 +129,9 @@ class Nodes:
     def tick(self, rounds: int = 3) -> None:
         for _ in range(rounds):
             for keeper in self.keepers.values():
-                keeper.tick()
+                copies = keeper.tick()
+                if keeper.node in self.folders:
+                    self.folders[keeper.node].tick(copies)
 
     def stage(self, rank: int, at_most: Id | None = None) -> Staged:
         world = len(self.names)

@@ -43,6 +43,19 @@ def copy_of(header: Header, tier: Tier, node: str) -> Copy:
     )  # fmt: skip
 
 
+class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """From what all nodes go on: shards of `id`, or the store's files of `step`; neither, if there is nothing.
+
+    `attempt` is newer than that of any shard. `direct` says why scripts are given the store's folder instead.
+    """
+
+    attempt: int = 0
+    id: tuple[int, int] | None = None
+    step: int | None = None
+    direct: str = ""
+    words: str = ""
+
+
 class Copies:
     """All known copies, by id."""
 

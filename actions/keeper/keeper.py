@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from trainwarden.actions.keeper.copies import Copies, Copy, Tier, copy_of
+from trainwarden.actions.keeper.copies import Choice, Copies, Copy, Tier, copy_of
 from trainwarden.actions.keeper.store import Store
-from trainwarden.actions.keeper.transfer import ReadInto, receive
+from trainwarden.actions.keeper.transfer import ReadInto, reading, receive
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id, Unsealed, read_header, verify
 from trainwarden.checkpoint.slots import SLOTS, Busy, Slot, Slots
 from trainwarden.clock import Clock
@@ -39,6 +39,10 @@ class Peer(Protocol):
 
     def get(self, copy: Copy) -> AbstractContextManager[ReadInto]:
         """Read a shard of its memory."""
+        ...
+
+    def choose(self, key: str) -> Choice:
+        """From what the ranks go on that start with `key`, if it keeps a folder."""
         ...
 
 
@@ -196,6 +200,24 @@ class Keeper:
                 return staged
             self._clock.sleep(0.5)
 
+    def bring(self, copy: Copy) -> Slot:
+        """The slot of ours in which the copy lies, verified; it is fetched where it lies elsewhere.
+
+        Raises
+        ------
+        CheckpointError
+            If it cannot be had.
+        """
+        with self._lock:
+            slot, trouble = self._bring(copy)
+        if slot is None:
+            raise CheckpointError(trouble)
+        return slot
+
+    def peer(self, node: str) -> Peer:
+        """The keeper of another node of the ring."""
+        return self._peers[node]
+
     def _stage(
         self, copies: Copies, rank: int, layout: tuple[int, str], at_most: Id | None, fetched: dict[str, str]
     ) -> Staged:
@@ -228,9 +250,9 @@ class Keeper:
         """The slot in which the copy lies, verified, or why it does not."""
         try:
             if (copy.node, copy.tier) == (self.node, "memory"):
-                slot = next(slot for slot, header in self._own() if header.digest == copy.digest)
+                slot = next(slot for slot, header in self.own() if header.digest == copy.digest)
                 return (slot, "") if (why := self._corrupt(slot)) is None else (None, why)
-            with self._opened(copy) as read:
+            with self.opened(copy) as read:
                 slot, _ = receive(read, self.slots, "own", lambda header: _same(header, copy))
             log.info("shard fetched", extra={"fields": {"rank": copy.rank, "step": copy.step, "from": copy.tier}})
             return slot, ""
@@ -238,7 +260,8 @@ class Keeper:
             return None, str(error)
 
     @contextmanager
-    def _opened(self, copy: Copy) -> Iterator[ReadInto]:
+    def opened(self, copy: Copy) -> Iterator[ReadInto]:
+        """Read a shard from wherever it is."""
         if copy.tier != "store" and copy.node != self.node:
             with self._peers[copy.node].get(copy) as read:
                 yield read
@@ -246,12 +269,12 @@ class Keeper:
             assert self._store is not None
             descriptor = self._store.open(copy)
             try:
-                yield lambda buffer: os.readv(descriptor, [buffer])
+                yield reading(descriptor)
             finally:
                 os.close(descriptor)
         else:
             with self.offer(copy.digest) as (descriptor, _):
-                yield lambda buffer: os.readv(descriptor, [buffer])
+                yield reading(descriptor)
 
     def _replicate(self, copies: Copies, newest: Id | None) -> None:
         """Send the next node what it lacks: first what other nodes have begun, then the newest.
@@ -267,7 +290,7 @@ class Keeper:
             if (copy.node, copy.tier) == (self._next, "neighbour")
         }
         begun = {id_ for id_, listed in copies.by_id.items() if any(copy.tier == "neighbour" for copy in listed)}
-        for slot, header in sorted(self._own(), key=lambda one: one[1].facts.id in begun, reverse=True):
+        for slot, header in sorted(self.own(), key=lambda one: one[1].facts.id in begun, reverse=True):
             if header.digest not in there and (newest is None or header.facts.id >= newest):
                 with self._watched(f"copy to {self._next}"), self._lock:
                     self._send(slot, header)
@@ -287,7 +310,7 @@ class Keeper:
 
     def _flush(self, store: Store, newest: Id | None, durable: Id | None) -> None:
         """Write to the store what another node has begun, else the newest complete checkpoint when it is due."""
-        own = self._own()
+        own = self.own()
         ids = {header.facts.id for _, header in own}
         wanted = next((id_ for id_ in store.unfinished() if id_ in ids), None)
         now_s = self._clock.monotonic_s()
@@ -313,7 +336,8 @@ class Keeper:
                 self._flushed_at_s = now_s
         store.seal(wanted, next(header.facts.world for _, header in own if header.facts.id == wanted))
 
-    def _own(self) -> list[tuple[Slot, Header]]:
+    def own(self) -> list[tuple[Slot, Header]]:
+        """The sealed shards of this node's own ranks, newest first."""
         found = [
             (slot, one) for slot, one in self.slots.sealed().items() if slot.kind == "own" and one.facts.job == self.job
         ]

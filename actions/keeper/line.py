@@ -19,8 +19,9 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from trainwarden.actions.keeper.copies import Copy
-from trainwarden.actions.keeper.keeper import Keeper
+from trainwarden.actions.keeper.copies import Choice, Copy
+from trainwarden.actions.keeper.folder import Folder
+from trainwarden.actions.keeper.keeper import PEERS_S, Keeper
 from trainwarden.actions.keeper.transfer import ReadInto, send
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id
 from trainwarden.checkpoint.slots import SOCKET
@@ -36,11 +37,12 @@ T = TypeVar("T")
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is asked: `inventory`, `put`, `get` between nodes; `stage` and `list` on the node."""
+    """What is asked: `inventory`, `put`, `get`, `choose` between nodes; `stage`, `fill` and `list` on the node."""
 
     ask: str
     job: str = ""
     digest: str = ""
+    key: Annotated[str, msgspec.Meta(max_length=1000)] = ""
     rank: _Count = 0
     world: _Count = 1
     topology: str = ""
@@ -52,6 +54,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     error: str | None = None
     copies: list[Copy] = []
+    choice: Choice | None = None
 
 
 class TlsPeer:
@@ -78,6 +81,15 @@ class TlsPeer:
             _answer(file)
             yield file.readinto
 
+    def choose(self, key: str) -> Choice:
+        """See `trainwarden.actions.keeper.keeper.Peer`."""
+        with self._asked(Question("choose", self._job, key=key)) as (line, file):
+            line.settimeout(2 * PEERS_S)  # it may wait for others
+            choice = _answer(file).choice
+        if choice is None:
+            raise CheckpointError(f"{self._node} keeps no folder")
+        return choice
+
     @contextmanager
     def _asked(self, question: Question) -> Iterator[tuple[ssl.SSLSocket, io.BufferedReader]]:
         try:
@@ -95,8 +107,8 @@ class TlsPeer:
 class Listener:
     """Answers for a keeper until it is closed; one thread a connection, and not more than a few."""
 
-    def __init__(self, keeper: Keeper, listed: Callable[[], object]) -> None:
-        self._keeper, self._listed = keeper, listed
+    def __init__(self, keeper: Keeper, listed: Callable[[], object], folder: Folder | None = None) -> None:
+        self._keeper, self._listed, self._folder = keeper, listed, folder
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._sockets: list[socket.socket] = []
 
@@ -172,6 +184,8 @@ class Listener:
                 with self._keeper.offer(question.digest) as (descriptor, header):
                     _say(line, {})
                     send(descriptor, header, line.sendall)
+            elif question.ask == "choose" and self._folder is not None:
+                _say(line, {"choice": self._folder.choose(question.key)})
             else:
                 _say(line, {"error": "no such question"})
         except CheckpointError as error:
@@ -183,6 +197,9 @@ class Listener:
             question = _read(file, Question)
         if question.ask == "list":
             _say(line, self._listed())
+            return
+        if question.ask == "fill" and self._folder is not None:
+            _say(line, _filled(self._folder, question.key))
             return
         if question.ask != "stage":
             _say(line, {"error": "no such question"})
@@ -199,6 +216,15 @@ class Listener:
                 "other_topology": staged.other_topology,
             },
         )
+
+
+def _filled(folder: Folder, key: str) -> dict[str, Any]:
+    try:
+        filled = folder.fill(key)
+    except CheckpointError as error:
+        return {"error": str(error)}
+    path = None if filled.path is None else str(filled.path)
+    return {"folder": str(filled.folder), "path": path, "step": filled.step, "words": filled.words}
 
 
 def _names(line: ssl.SSLSocket) -> set[str]:

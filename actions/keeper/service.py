@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainwarden.actions.keeper.copies import TIERS, Copies
+from trainwarden.actions.keeper.folder import Folder
 from trainwarden.actions.keeper.keeper import Keeper
 from trainwarden.actions.keeper.line import Listener, TlsPeer
 from trainwarden.actions.keeper.store import Store
 from trainwarden.checkpoint.shard import CheckpointError, Id
-from trainwarden.checkpoint.slots import Busy, Slots, job_folder, locked
+from trainwarden.checkpoint.slots import Busy, Slots, folder_job, job_folder, locked
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.tls import PeerTls
@@ -31,6 +32,8 @@ class KeeperService:
     ----------
     ring : mapping of str to (host, port)
         Every node of the job with the address of its keeper, in the order of the ring; empty for one node alone.
+    folder : bool
+        Keep what an unchanged script writes to a folder in memory, instead of what `trainwarden.checkpoint` saves.
 
     Raises
     ------
@@ -41,12 +44,13 @@ class KeeperService:
     def __init__(
         self, *, job: str, node: str, ring: Mapping[str, tuple[str, int]], tls: PeerTls | None, clock: Clock,
         metrics: SelfMetrics, store: Path | None = None, memory: str | None = None, flush_every_s: float = 600.0,
-        keep: int = 3,
+        keep: int = 3, folder: bool = False,
     ) -> None:  # fmt: skip
         if ring and node not in ring:
             raise ConfigError(f"--ring: it does not name this node, '{node}'")
         if len(ring) > 1 and tls is None:
             raise ConfigError("--tls-ca: other nodes are asked by mutual TLS only; see docs/checkpoints.md")
+        job = folder_job(job) if folder else job
         try:
             self._slots = Slots(job_folder(job, memory))
             self._lock = locked(self._slots.descriptor)
@@ -63,8 +67,9 @@ class KeeperService:
         }
         self.keeper = Keeper(
             self._slots, job=job, node=node, ring=list(ring) or [node], peers=peers, clock=clock,
-            store=None if store is None else Store(store, job), flush_every_s=flush_every_s, keep=keep,
+            store=None if store is None or folder else Store(store, job), flush_every_s=flush_every_s, keep=keep,
         )  # fmt: skip
+        self.folder = Folder(self.keeper, clock, store=store, flush_every_s=flush_every_s) if folder else None
         self._clock, self._metrics, self._tls = clock, metrics, tls
         self._address = ring.get(node) if len(ring) > 1 else None
         self._counted: dict[str, int] = {}
@@ -77,7 +82,7 @@ class KeeperService:
         ConfigError
             If this node's address cannot be listened on.
         """
-        listener = Listener(self.keeper, self.listed)
+        listener = Listener(self.keeper, self.listed, self.folder)
         try:
             listener.serve_ranks()
             if self._address is not None and self._tls is not None:
@@ -91,12 +96,16 @@ class KeeperService:
                 self._clock.sleep(max(0.05, ROUND_S - (self._clock.monotonic_s() - began)))
         finally:
             listener.close()
+            if self.folder is not None:
+                self.folder.close()
             self._lock.__exit__(None, None, None)
 
     def round(self) -> None:
         """One round of the keeper; a failure of it is counted and the next round tries again."""
         try:
             copies = self.keeper.tick()
+            if self.folder is not None:
+                self.folder.tick(copies)
         except Exception:
             log.exception("the round failed")
             _OfJob(self._metrics, self.keeper.job).count("errors_total", "Rounds that failed.", 1)
@@ -106,7 +115,14 @@ class KeeperService:
     def listed(self) -> dict[str, Any]:
         """The object of `trainwarden checkpoints` for this job."""
         keeper = self.keeper
-        return listing(keeper, keeper.survey(), time.time())
+        found = listing(keeper, keeper.survey(), now_s := time.time())
+        if self.folder is not None and (stored := self.folder.stored()) is not None:
+            step, saved_at_s, name = stored
+            back = {"id": name, "step": step, "age_s": round(max(0.0, now_s - saved_at_s), 3)}
+            lost = found["if_lost"]
+            lost["all nodes"] = back
+            lost["a node"] = back if lost["a node"] is None or lost["a node"]["step"] < step else lost["a node"]
+        return found
 
     def _tell(self, copies: Copies) -> None:
         keeper, totals, job = self.keeper, self.keeper.totals, _OfJob(self._metrics, self.keeper.job)
@@ -120,6 +136,8 @@ class KeeperService:
         if (newest := copies.newest("store")) is not None:
             saved_at_s = copies.saved_at_s(newest)
             job.gauge("durable_timestamp_seconds", "When the newest durable checkpoint was saved.", saved_at_s)
+        elif self.folder is not None and (stored := self.folder.stored()) is not None:
+            job.gauge("durable_timestamp_seconds", "When the newest durable checkpoint was saved.", stored[1])
         size = sum(copy.size for copy in keeper.inventory())
         job.gauge("memory_bytes", "Sealed shards in this node's memory.", size)
         job.gauge("away", "Peers and stores that do not answer.", len(keeper.away))

@@ -22,6 +22,11 @@ ReadInto = Callable[[memoryview], int]
 _PIECE_BYTES: Final = 1024 * 1024
 
 
+def reading(descriptor: int) -> ReadInto:
+    """Read an open file from where it stands."""
+    return lambda buffer: os.readv(descriptor, [buffer])
+
+
 def receive(read: ReadInto, slots: Slots, kind: Kind, check: Callable[[Header], None]) -> tuple[Slot, Header]:
     """Write the shard that `read` yields into a slot of `kind`; `check` refuses one that is not wanted.
 
@@ -37,7 +42,7 @@ def receive(read: ReadInto, slots: Slots, kind: Kind, check: Callable[[Header], 
     slot = next((slot for slot, id_ in held.items() if id_ == facts.id), None) or slots.next_of(kind, facts.rank)
     with slots.writing(slot) as descriptor:
         slots.allocate(descriptor, header.size)
-        for at, data in _chunks(read, header):
+        for at, data in chunks(read, header):
             _write(descriptor, data, at)
         seal(descriptor, prefix)
     return slot, header
@@ -72,11 +77,12 @@ def send(descriptor: int, header: Header, write: Callable[[memoryview], object])
         at += got
         return got
 
-    for _, data in _chunks(read, header):
+    for _, data in chunks(read, header):
         write(data)
 
 
-def _chunks(read: ReadInto, header: Header) -> Iterator[tuple[int, memoryview]]:
+def chunks(read: ReadInto, header: Header) -> Iterator[tuple[int, memoryview]]:
+    """Each chunk's place in the file and its bytes, compared with its CRC; they are valid until the next one."""
     buffer = memoryview(bytearray(min(CHUNK_BYTES, header.data_bytes)))
     for number in range(len(header.chunks)):
         size = min(CHUNK_BYTES, header.data_bytes - number * CHUNK_BYTES)

@@ -8,6 +8,7 @@ from trainwarden.dashboards.grafana_code.frame import JOB, Line, framed
 from trainwarden.dashboards.grafana_code.panels import graph, number, rows, states
 
 _OF = '{training_job=~"$job"}'
+_KEPT = '{training_job=~"($job)(/files)?"}'  # a script that is not changed has a keeper of its own
 
 
 _LINES: Final[list[Line]] = [
@@ -77,6 +78,13 @@ _LINES: Final[list[Line]] = [
                 "Actions by outcome",
                 "none",
                 (f"sum by (kind, outcome) (trainwarden_actions_total{_OF}) > 0", "{{kind}} {{outcome}}"),
+            ),
+            graph(
+                "Age of the newest checkpoint",
+                "s",
+                (f"time() - max(trainwarden_keeper_replicated_timestamp_seconds{_KEPT})", "in two nodes' memory"),
+                (f"time() - max(trainwarden_keeper_durable_timestamp_seconds{_KEPT})", "in the store"),
+                about="What would be computed again if a node, or all nodes, were lost now.",
             ),
         ],
     ),

@@ -31,14 +31,15 @@ from trainwarden.checkpoint import restoring, saving
 class Peers:
     """One state of `mib` MiB (parameters and Adam's two moments), and each way to save it."""
 
-    def __init__(self, mib: int, folder: Path, device_s: float) -> None:
+    def __init__(self, mib: int, folder: Path, device_s: float = 0.0, *, trained: bool = True) -> None:
         self.folder, self.device_s = folder, device_s
         count = mib * 1024 * 1024 // 4 // 3
         self.model = torch.nn.ParameterList(torch.randn(count // 8) for _ in range(8))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
-        for one in self.model:
-            one.grad = torch.randn_like(one)
-        self.optimizer.step()
+        if trained:
+            for one in self.model:
+                one.grad = torch.randn_like(one)
+            self.optimizer.step()
         self.state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         self.bytes = sum(one.nbytes for one in self.tensors())
         self.target = torch.empty(self.bytes, dtype=torch.uint8)
@@ -98,9 +99,50 @@ class Peers:
         assert restoring.restore(model=self.model, optimizer=self.optimizer) is not None
 
 
+def in_a_process(work: Callable[[], float]) -> float:
+    """What `work` returns in a fork of its own: a rank that restores has just been started."""
+    ours, theirs = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.write(theirs, repr(work()).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as answer:
+        text = answer.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return float(text)
+
+
+def loads(mib: int, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Seconds of each way to load, each in a process that has just made its model."""
+
+    def saved() -> float:
+        saving._saver = saving.Saver()  # that of this process
+        peers = Peers(mib, folder)
+        peers.torch_save()
+        peers.ours()()
+        return 0.0
+
+    def load(name: str) -> float:
+        peers = Peers(mib, folder, trained=False)
+        began = time.perf_counter()
+        getattr(peers, name)()
+        return time.perf_counter() - began
+
+    in_a_process(saved)
+    found: dict[str, list[float]] = {"torch_load": [], "restore": []}
+    for _ in range(rounds):
+        for name, times in found.items():
+            times.append(in_a_process(lambda name=name: load(name)))  # type: ignore[misc]
+    return found
+
+
 def measured(mib: int, rounds: int, device_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        os.environ["TRAINWARDEN_CHECKPOINT_MEMORY"] = name
+        for folder in ("loads", "saves"):
+            Path(name, folder).mkdir()
+        os.environ["TRAINWARDEN_CHECKPOINT_MEMORY"] = str(Path(name, "loads"))
+        loaded = loads(mib, rounds, Path(name))  # first: what forks has no threads yet
+        os.environ["TRAINWARDEN_CHECKPOINT_MEMORY"] = str(Path(name, "saves"))
         peers = Peers(mib, Path(name), device_s)
         saves = [peers.memcpy, peers.ours, peers.torch_save, peers.dcp_async]
         stalls: dict[str, list[float]] = {save.__name__: [] for save in saves}
@@ -109,21 +151,20 @@ def measured(mib: int, rounds: int, device_s: float) -> dict[str, Any]:
                 stall = peers.stall(save)
                 if number >= 2:
                     stalls[save.__name__].append(stall)
-        loads: dict[str, list[float]] = {"torch_load": [], "restore": []}
-        for _ in range(rounds):
-            for load in (peers.torch_load, peers.restore):
-                began = time.perf_counter()
-                load()
-                loads[load.__name__].append(time.perf_counter() - began)
         if peers._asked is not None:
             peers._asked.result()
-        slots = sum(path.stat().st_size for path in Path(name).rglob("own-*.safetensors"))
+        slots = sum(path.stat().st_size for path in Path(name, "saves").rglob("own-*.safetensors"))
         found = {
             key: {"median_ms": round(statistics.median(one) * 1000, 2), "worst_ms": round(max(one) * 1000, 2)}
-            for key, one in {**stalls, **loads}.items()
+            for key, one in {**stalls, **loaded}.items()
+        }
+        ratios = {
+            "stall_of_a_bare_copy": round(found["ours"]["median_ms"] / found["memcpy"]["median_ms"], 2),
+            "restore_of_torch_load": round(found["restore"]["median_ms"] / found["torch_load"]["median_ms"], 2),
         }
         return {"state_mib": peers.bytes >> 20, "rounds": rounds, "device_s": device_s, "torch": torch.__version__,
-                "cores": os.cpu_count(), "load": os.getloadavg()[0], "own_slots_mib": slots >> 20, **found}  # fmt: skip
+                "cores": os.cpu_count(), "load": os.getloadavg()[0], "own_slots_mib": slots >> 20,
+                **found, **ratios}  # fmt: skip
 
 
 def main() -> int:

@@ -6,6 +6,8 @@ id by torch.distributed. All is checked before anything is written: a restore is
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import logging
 import mmap
@@ -27,6 +29,8 @@ from trainwarden.checkpoint.state import DTYPES, Process, collect, decode, local
 log = logging.getLogger("trainwarden.checkpoint")
 _PATIENCE_S: Final = 600.0  # a shard may come from the store
 _MOST_ANSWER_BYTES: Final = 1024 * 1024
+_TYPES: Final = {named: torch_type for torch_type, named in DTYPES.items()}
+_ALIGNMENT: Final = 64  # of a tensor in memory: a cache line, as torch has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,50 +201,81 @@ def _connected(slots: Slots) -> socket.socket:
 
 
 def _load(slots: Slots, slot: Slot, model: nn.Module, optimizer: Any) -> tuple[int, Any]:
-    descriptor = slots.open(slot)
-    try:
+    with slots.reading(slot) as descriptor:
         header = read_header(descriptor)
-        # A private mapping: nothing that the training does later can reach the slot.
-        memory = mmap.mmap(descriptor, header.size, mmap.MAP_PRIVATE)
-    finally:
-        os.close(descriptor)
-    tensors = {name: _view(memory, header, name) for name in header.tensors}
-    try:
-        tree = json.loads(header.facts.state)
-        saved_model = decode(tree["model"], tensors)
-        targets = model_tensors(model)
-        _compare(saved_model, targets)
-        fields = None
-        if optimizer is not None:
-            if "optimizer" not in tree:
-                raise CheckpointError(f"step {header.facts.id.step} was saved without an optimizer")
-            clones = {name: one.clone() for name, one in tensors.items() if name.startswith("optimizer/")}
-            fields = _like_parameters(decode(tree["optimizer"], clones), optimizer)
-        extra = decode(tree["extra"], {n: one.clone() for n, one in tensors.items() if n.startswith("extra")})
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"step {header.facts.id.step} cannot be read: {error}") from error
-    if fields is not None:
+        step = header.facts.id.step
+        laid = header.tensors.items()
         try:
-            optimizer.load_state_dict(fields)  # it compares the groups before it changes anything
-        except ValueError as error:
-            raise CheckpointError(f"the optimizer of step {header.facts.id.step} is another one: {error}") from error
-    with torch.no_grad():
-        for name, target in targets.items():
-            local(target).copy_(saved_model[name])
+            # Tensors of the model are read into the model itself, once everything else has been found to fit.
+            shapes = {name: torch.empty(one.shape, dtype=_TYPES[one.dtype], device="meta") for name, one in laid}
+            tree = json.loads(header.facts.state)
+            names = {name: one["__tensor__"] for name, one in tree["model"].items()}
+            targets = model_tensors(model)
+            _compare({name: shapes[names[name]] for name in names}, targets)
+            fields = None
+            if optimizer is not None:
+                if "optimizer" not in tree:
+                    raise CheckpointError(f"step {step} was saved without an optimizer")
+                mine = _read(descriptor, header, [name for name in shapes if name.startswith("optimizer/")])
+                fields = _like_parameters(decode(tree["optimizer"], mine), optimizer)
+            extra = decode(tree["extra"], _read(descriptor, header, [n for n in shapes if n.startswith("extra")]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"step {step} cannot be read: {error}") from error
+        if fields is not None:
+            try:
+                optimizer.load_state_dict(fields)  # it compares the groups before it changes anything
+            except ValueError as error:
+                raise CheckpointError(f"the optimizer of step {step} is another one: {error}") from error
+        with torch.no_grad():
+            for name, target in targets.items():
+                _read_into(descriptor, header, names[name], local(target))
     synchronise(local(one) for one in targets.values())
-    return header.facts.id.step, extra
+    return step, extra
 
 
-def _view(memory: mmap.mmap, header: Header, name: str) -> Tensor:
+def _read(descriptor: int, header: Header, names: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors `names`, in memory of their own.
+
+    It is one mapping of huge pages: clearing small ones takes the kernel several times as long as copying the bytes.
+    """
+    starts, size = {}, 0
+    for name in names:
+        starts[name] = size
+        one = header.tensors[name]
+        size += -(-(one.end - one.start) // _ALIGNMENT) * _ALIGNMENT
+    memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    found = {}
+    for name, start in starts.items():
+        one = header.tensors[name]
+        length = one.end - one.start
+        if length:
+            _fill(descriptor, header.data_start + one.start, memoryview(memory)[start : start + length])
+            flat = torch.frombuffer(memory, dtype=torch.uint8, count=length, offset=start)
+            found[name] = flat.view(_TYPES[one.dtype]).reshape(one.shape)
+        else:
+            found[name] = torch.empty(one.shape, dtype=_TYPES[one.dtype])
+    return found
+
+
+def _read_into(descriptor: int, header: Header, name: str, target: Tensor) -> None:
+    """Overwrite `target`, without a copy in between where it lies in this machine's memory in one piece."""
     one = header.tensors[name]
-    dtype = next(torch_type for torch_type, named in DTYPES.items() if named == one.dtype)
-    if one.start == one.end:
-        return torch.empty(one.shape, dtype=dtype)
-    # By bytes: a tensor may lie at any offset.
-    data = torch.frombuffer(memory, dtype=torch.uint8, count=one.end - one.start, offset=header.data_start + one.start)
-    if (header.data_start + one.start) % dtype.itemsize:
-        data = data.clone()
-    return data.view(dtype).reshape(one.shape)
+    if target.device.type != "cpu" or not target.is_contiguous():
+        target.copy_(_read(descriptor, header, [name])[name])
+    elif one.end > one.start:
+        bytes_of = (ctypes.c_char * (one.end - one.start)).from_address(target.data_ptr())
+        _fill(descriptor, header.data_start + one.start, memoryview(bytes_of))
+        torch.autograd.graph.increment_version(target)
+
+
+def _fill(descriptor: int, at: int, buffer: memoryview) -> None:
+    while buffer:
+        done = os.preadv(descriptor, [buffer], at)
+        if not done:
+            raise CheckpointError("the shard is cut off")
+        buffer, at = buffer[done:], at + done
 
 
 def _compare(saved: dict[str, Tensor], targets: dict[str, Tensor]) -> None:

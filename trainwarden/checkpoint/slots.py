@@ -46,6 +46,11 @@ def job_folder(job: str, root: str | None = None) -> Path:
     return Path(root) / f"job-{quote(job, safe='')[:200]}"
 
 
+def folder_job(job: str) -> str:
+    """The name under which the files of `job` are kept whose script does not save by itself."""
+    return f"{job}/files"
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One slot's file, by its name."""

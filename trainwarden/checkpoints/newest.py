@@ -33,13 +33,15 @@ _ZIP_TAIL_BYTES: Final = 65_557  # the end record and the longest comment after 
 class Checkpoint:
     """A whole checkpoint: training goes on with step `step` or a later one.
 
-    `passed_over` are names of newer ones that are not whole, the newest first.
+    `passed_over` are names of newer ones that are not whole, the newest first. `mark` is the file in the folder that
+    its trainer writes last; the checkpoint itself where it is one file.
     """
 
     path: Path
     step: int
     trainer: str
     passed_over: tuple[str, ...] = ()
+    mark: str = ""
 
     @property
     def beside(self) -> str:
@@ -76,7 +78,8 @@ def newest(folder: Path) -> Checkpoint | None:
         path = folder / name
         if _whole(path, step, entry):
             newer = tuple(other for other, its_step in passed_over.items() if its_step > step)
-            return Checkpoint(path, step, entry.trainer, newer)
+            mark = f"{name}/{entry.inside}" if entry.inside else name
+            return Checkpoint(path, step, entry.trainer, newer, mark)
         passed_over[name] = step  # names of several trainers may be alike
     return None
 
@@ -110,7 +113,14 @@ def _pointed(folder: Path, pointer: Pointer, text: bytes) -> Checkpoint | None:
     step = int(match[1])
     path = folder / pointer.entry.format(step=step, text=match[0])
     inside = path.parent == folder  # a name, not a way to somewhere else
-    return Checkpoint(path, step, pointer.trainer) if inside and _kind(path) == stat.S_IFDIR else None
+    is_there = inside and _kind(path) == stat.S_IFDIR
+    return Checkpoint(path, step, pointer.trainer, mark=pointer.file) if is_there else None
+
+
+def steps(folder: Path) -> dict[str, int]:
+    """The step of everything in `folder` that has a checkpoint's name, whole or not, newest first."""
+    found = {name: step for step, _, name in _candidates(folder)}
+    return dict(sorted(found.items(), key=lambda one: one[1], reverse=True))
 
 
 def _candidates(folder: Path) -> Iterator[tuple[int, Entry, str]]:

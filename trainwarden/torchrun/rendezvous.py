@@ -29,6 +29,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
 from trainwarden.torchrun.exits import Exits
 from trainwarden.torchrun.line import Endpoints
+from trainwarden.torchrun.memory import NotFilled
 from trainwarden.torchrun.surroundings import Surroundings, name_of, node_of
 from trainwarden.torchrun.watching import NodeAgent
 
@@ -61,7 +62,9 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
             _number(parameters, "spares"), _number(parameters, "max_failures"), _grow(parameters),
         )  # fmt: skip
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # else a node lost meanwhile would end all others
-        self._around = Surroundings(job, node, os.environ, lambda found: self._agent.update(checkpoint=found))
+        self._around = Surroundings(
+            job, node, os.environ, lambda found: self._agent.update(checkpoint=found), alone=parameters.max_nodes == 1
+        )
         self._watching = NodeAgent(job, node, self._around.run_dir, os.environ)
         self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch, self._around.note)
         self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended)
@@ -101,7 +104,11 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._store = store  # the ranks' too, where it is ours
         self._exits.listen()
         self._exits.begin(begin.round)
-        self._around.prepare(begin.round - 1, begin.resume)
+        try:
+            resume = self._around.fill(f"{begin.round} at {begin.host}:{begin.port}", begin.resume)
+        except NotFilled as error:
+            raise RendezvousConnectionError(str(error)) from error
+        self._around.prepare(begin.round - 1, resume)
         why = self._agent.reason if begin.round > 1 else ""
         self._around.placed(begin.round - 1, begin.rank, begin.world, why)
         if begin.round > 1:

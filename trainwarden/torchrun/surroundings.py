@@ -24,6 +24,7 @@ from trainwarden import rundir
 from trainwarden.checkpoints.newest import Search, words
 from trainwarden.hook import read_header
 from trainwarden.torchrun.exits import Exit
+from trainwarden.torchrun.memory import STORE, MemoryFolder
 
 LOOK_S: Final = 2.0  # between two looks for a checkpoint
 CLOSE_S: Final = 2.0  # what is not written by then at the end of a job is left out
@@ -56,11 +57,14 @@ class Surroundings:
         torchrun's own, which its ranks inherit.
     checkpoint : callable
         Told the newest whole checkpoint in the folder ``TRAINWARDEN_CHECKPOINTS``, whenever it is another one.
+    alone : bool
+        Whether the job has this node alone.
     """
 
     def __init__(
-        self, job: str, node: str, environ: MutableMapping[str, str], checkpoint: Callable[[dict[str, Any]], None]
-    ) -> None:
+        self, job: str, node: str, environ: MutableMapping[str, str], checkpoint: Callable[[dict[str, Any]], None],
+        *, alone: bool = True,
+    ) -> None:  # fmt: skip
         given = environ.get("TRAINWARDEN_RUN_DIR")
         self.own = given is None
         # Whoever watches a folder of theirs, as `trainwarden watch` does, has a name of its own for the job.
@@ -73,7 +77,10 @@ class Surroundings:
         with suppress(OSError):
             (self.run_dir / rundir.HOOK).mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write_place()
-        self._folder = environ.get("TRAINWARDEN_CHECKPOINTS")
+        self._folder = store = environ.get(STORE) or environ.get("TRAINWARDEN_CHECKPOINTS")
+        self._memory = (
+            MemoryFolder(self.job, store, environ, self.run_dir, alone=alone) if environ.get(STORE) and store else None
+        )
 
     @property
     def looks(self) -> bool:
@@ -82,6 +89,8 @@ class Surroundings:
 
     def start(self) -> None:
         """Look for checkpoints in the background."""
+        if self._memory is not None:
+            self._memory.start()
         if self._folder:
             threading.Thread(
                 target=self._look, args=(Path(self._folder),), name="trainwarden-look", daemon=True
@@ -90,6 +99,16 @@ class Surroundings:
     def look_again(self) -> None:
         """Look for checkpoints at once: the next round goes on from the newest."""
         self._wake.set()
+
+    def fill(self, key: str, resume: str | None) -> str | None:
+        """From what the ranks go on that start now in the round `key`: `resume`, or what memory has.
+
+        Raises
+        ------
+        NotFilled
+            If other nodes go on from a checkpoint in memory that cannot be had here.
+        """
+        return resume if self._memory is None else self._memory.fill(key)
 
     def prepare(self, attempt: int, resume: str | None) -> None:
         """Set the environment of the ranks that start now."""
@@ -216,6 +235,8 @@ class Surroundings:
         if self._writer is not None:
             self._unwritten.put(None)
             self._writer.join(CLOSE_S)
+        if self._memory is not None:
+            self._memory.close()
         with suppress(OSError):
             (self.run_dir / rundir.TORCHRUN).unlink()
         if self.own:
@@ -236,15 +257,22 @@ class Surroundings:
             if seen is not None:
                 self._wake.wait(LOOK_S)
                 self._wake.clear()
-            search = Search(folder)
-            search.wait(SEARCH_S)
-            found = search.found if search.done else None
-            if found is None:
+            now = self._newest(folder)
+            if now is None:
                 self._wake.wait(LOOK_S)
                 self._wake.clear()
-            elif (now := (found.step, words(found.path.absolute()))) != seen:
+            elif now != seen:
                 seen = now
-                self._checkpoint({"step": found.step, "path": now[1]})
+                self._checkpoint({"step": now[0], "path": now[1]})
+
+    def _newest(self, folder: Path) -> tuple[int, str] | None:
+        """Step and path of the newest whole checkpoint; of those in memory, of what would survive this node."""
+        if self._memory is not None:
+            return self._memory.newest()
+        search = Search(folder)
+        search.wait(SEARCH_S)
+        found = search.found if search.done else None
+        return None if found is None else (found.step, words(found.path.absolute()))
 
 
 def _made(job: str) -> Path:

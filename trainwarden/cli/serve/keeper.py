@@ -27,6 +27,9 @@ def keeper(
         float, typer.Option(min=0.0, metavar="SECONDS", help="Write to the store no more often than this.")
     ] = 600.0,
     keep: Annotated[int, typer.Option(min=1, help="Checkpoints that the store holds.")] = 3,
+    folder: Annotated[
+        bool, typer.Option("--folder", help="Keep what an unchanged script writes to a folder in memory.")
+    ] = False,
     memory: Annotated[
         Path | None, typer.Option(metavar="DIR", help="On tmpfs; default TRAINWARDEN_CHECKPOINT_MEMORY or /dev/shm.")
     ] = None,
@@ -67,7 +70,7 @@ def keeper(
     service = KeeperService(
         job=job, node=node or socket.gethostname(), ring=places, tls=peer_tls(tls_ca, tls_certificate, tls_key),
         clock=BootClock(), metrics=metrics, store=store, memory=None if memory is None else str(memory),
-        flush_every_s=flush_every, keep=keep,
+        flush_every_s=flush_every, keep=keep, folder=folder,
     )  # fmt: skip
     serve_metrics(metrics, metrics_port, load(config))
     service.run(stop)

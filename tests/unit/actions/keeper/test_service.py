@@ -37,6 +37,25 @@ def test_prometheus_is_told_what_is_durable_and_what_was_skipped(tmp_path):
     assert made.listed()["if_lost"]["all nodes"]["step"] == 20
 
 
+def test_what_would_be_lost_of_a_folders_files_is_what_the_store_lacks(tmp_path):
+    made = service(tmp_path, folder=True)
+    assert made.folder is not None
+    made.folder.fill("first")
+    assert made.listed()["if_lost"]["all nodes"] is None
+    (made.folder.path / "step-10").mkdir()
+    (made.folder.path / "step-10" / ".metadata").write_bytes(b"m")
+    for _ in range(3):
+        made.round()
+    listed = made.listed()
+    assert listed["job"] == "j/files"
+    assert [(row["step"], row["tier"], row["complete"]) for row in listed["checkpoints"]] == [(10, "memory", True)]
+    assert listed["if_lost"]["all nodes"]["step"] == 10
+    assert listed["if_lost"]["a node"]["step"] == 10
+    assert made._metrics.registry.get_sample_value(
+        "trainwarden_keeper_durable_timestamp_seconds", {"training_job": "j/files"}
+    )
+
+
 def test_a_second_keeper_of_the_job_is_refused(tmp_path):
     first = service(tmp_path)
     with pytest.raises(ConfigError, match="runs on this node already"):

@@ -1,0 +1,326 @@
+"""A folder in memory for scripts that are not changed: what its trainer finishes there is kept as shards are.
+
+Each node packs the files that lie on it, one shard a node, and the keeper copies shards to the next node. The store
+gets the files as their trainer wrote them, the mark last. Before ranks start, every node's folder is given all files of
+the newest checkpoint: a script expects a folder that all nodes share.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trainwarden.actions.keeper.copies import Choice, Copies, Copy, Tier
+from trainwarden.actions.keeper.filed import Filed
+from trainwarden.actions.keeper.keeper import PEERS_S, Keeper
+from trainwarden.actions.keeper.parts import Entry, lie_in, names_of, pack, unpack
+from trainwarden.actions.keeper.transfer import reading
+from trainwarden.checkpoint.shard import CheckpointError, Facts, Header, Id
+from trainwarden.checkpoint.slots import SLOTS, Busy, TooSmall
+from trainwarden.checkpoints.newest import newest, steps
+from trainwarden.clock import Clock
+
+log = logging.getLogger("trainwarden.keeper")
+FOLDER: Final = "files"
+NOTE: Final = "folder.json"
+_LEFT: Final = 2  # checkpoints that stay in the folder: the newest, and one that is being written
+_FILLING: Final = ".trainwarden-filling"
+_NUMBER: Final = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Where the newest checkpoint lies now, and its step; `folder` is the one for the script."""
+
+    folder: Path
+    path: Path | None
+    step: int | None
+    words: str
+
+
+class Folder:
+    """The files of a job on this node.
+
+    Parameters
+    ----------
+    keeper : Keeper
+        It holds the shards, and has no store of its own.
+    store : Path, optional
+        Storage that all nodes share. Nothing in it is ever deleted.
+    """
+
+    def __init__(self, keeper: Keeper, clock: Clock, *, store: Path | None, flush_every_s: float) -> None:
+        self.keeper, self.path = keeper, keeper.slots.path / FOLDER
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self._clock, self._store = clock, None if store is None else Filed(store)
+        self._flush_every_s, self._flushed_at_s = flush_every_s, -flush_every_s
+        self._rank, self._world = keeper.ring.index(keeper.node), len(keeper.ring)
+        self._lock = threading.Lock()
+        note = keeper.slots.note(NOTE) or {}
+        self._attempt, self._filled = int(note.get("attempt", 0)), note.get("filled")
+        self._choice: tuple[str, Choice] | None = None
+        self._said = ""
+
+    def tick(self, copies: Copies) -> None:
+        """One round of work, after the keeper's."""
+        with self._lock:
+            try:
+                self._pack(copies)
+                safe = self._newest(copies, self.keeper.safe_tier)
+                if safe is not None:
+                    self._note(*safe)
+                    self._file(safe[0])
+                    self._trim(safe[0].step, safe[1])
+            except Busy:
+                pass  # a shard is being sent; the next round has the newer one
+            except (CheckpointError, OSError) as error:
+                self._say(f"a checkpoint is not kept: {error}")
+
+    def close(self) -> None:
+        """The keeper ends, as its job does: the store gets the newest checkpoint now."""
+        self._flushed_at_s = -self._flush_every_s - self._clock.monotonic_s()
+        self.tick(self.keeper.survey())
+        self.tick(self.keeper.survey())  # what the first has packed
+
+    def stored(self) -> tuple[int, float, str] | None:
+        """Step, time and name of the newest checkpoint in the store."""
+        kept = None if self._store is None else self._store.newest()
+        if kept is None:
+            return None
+        try:
+            return kept.step, kept.path.stat().st_mtime, kept.path.name
+        except OSError:
+            return None
+
+    def choose(self, key: str) -> Choice:
+        """From what the ranks go on that start with `key`: the same for all nodes, which ask the first of the ring."""
+        with self._lock:
+            if self._choice is None or self._choice[0] != key:
+                self._choice = (key, self._chosen(None))
+            return self._choice[1]
+
+    def fill(self, key: str) -> Filled:
+        """Give the folder the newest checkpoint that all nodes can have, and nothing that is newer.
+
+        Raises
+        ------
+        CheckpointError
+            If it cannot be had here.
+        """
+        first = self.keeper.ring[0]
+        choice = self.choose(key) if first == self.keeper.node else self.keeper.peer(first).choose(key)
+        with self._lock:
+            while True:
+                try:
+                    filled = self._fill(choice)
+                    break
+                except (CheckpointError, OSError) as error:
+                    if choice.id is None or self._world > 1:  # others have the same one already
+                        raise CheckpointError(str(error)) from error
+                    choice = self._chosen(Id(*choice.id), f"step {choice.step} is passed over, as {error}")
+            self._attempt, self._filled = choice.attempt, None if filled.path is None else filled.path.name
+            self._note(None if choice.id is None else Id(*choice.id), self._filled)
+            return filled
+
+    def _chosen(self, below: Id | None, words: str = "") -> Choice:
+        """Wait for nodes that do not answer yet: what they hold may be newer."""
+        deadline_s = self._clock.monotonic_s() + PEERS_S
+        while True:
+            copies = self.keeper.survey()
+            if not self.keeper.away or self._clock.monotonic_s() >= deadline_s:
+                break
+            self._clock.sleep(0.5)
+        said = "; ".join(
+            [words] * bool(words) + [f"{one} does not answer ({why})" for one, why in self.keeper.away.items()]
+        )
+        attempt = max((id_.attempt for id_ in copies.by_id), default=self._attempt - 1) + 1
+        kept = None if self._store is None else self._store.newest()
+        if kept is not None and (small := self._too_small(self._store.size())):  # type: ignore[union-attr]
+            return Choice(attempt, None, kept.step, small, said)
+        held = self._newest(copies, "memory", "neighbour", below=below)
+        if held is not None and (kept is None or kept.step <= held[0].step):
+            return Choice(attempt, (held[0].attempt, held[0].step), held[0].step, "", said)
+        return Choice(attempt, None, None if kept is None else kept.step, "", said)
+
+    def _newest(self, copies: Copies, *tiers: Tier, below: Id | None = None) -> tuple[Id, str] | None:
+        """The newest checkpoint of files that is complete in `tiers`, with its name."""
+        for id_ in copies.newest_first():
+            entry = Entry.of(copies.by_id[id_][0].topology)
+            if entry is not None and (below is None or id_ < below) and copies.is_complete(id_, *tiers):
+                return id_, entry.name
+        return None
+
+    def _pack(self, copies: Copies) -> None:
+        """Pack the newest that is whole here, or of which another node has seen the mark: it is written last."""
+        own = max((copy.id for copy in self.keeper.inventory() if copy.tier == "memory"), default=Id(-1, -1))
+        found = newest(self.path)
+        wanted = [
+            (id_, Entry.of(copies.by_id[id_][0].topology))
+            for id_ in copies.by_id
+            if id_.attempt == self._attempt
+        ]  # fmt: skip
+        if found is not None and found.path.name != self._filled:
+            wanted.append((Id(self._attempt, found.step), Entry(found.path.name, found.mark)))
+        id_, entry = max(wanted, key=lambda one: one[0], default=(own, None))
+        if entry is None or id_ <= own:
+            return
+        try:
+            self._pack_one(id_, entry)
+        except TooSmall:
+            if self._world == 1 and self._store is not None and self._store.lacks(id_):
+                self._store.put_files(self.path, entry)  # it is not lost with the node at least
+                self._note(id_, entry.name)
+            raise
+
+    def _pack_one(self, id_: Id, entry: Entry) -> None:
+        facts = Facts(self.keeper.job, id_, self._rank, self._world, entry.topology, time.time())
+        found = newest(self.path)
+        names = names_of(self.path, entry)
+        if found is None or found.path.name != entry.name:  # a mark here, if any, names an older checkpoint
+            names = [name for name in names if name != entry.mark]
+        pack(self.path, names, self.keeper.slots, facts)
+
+    def _fill(self, choice: Choice) -> Filled:
+        kept = None if self._store is None else self._store.newest()
+        if choice.direct and kept is not None:
+            return Filled(kept.path.parent, kept.path, kept.step, choice.direct)
+        here = newest(self.path)
+        if self._world == 1 and here is not None and here.step >= (choice.step or 0):
+            name, words = here.path.name, f"step {here.step} lies in memory"
+        elif choice.id is not None:
+            name, words = self._bring(Id(*choice.id)), f"step {choice.step} is restored from memory"
+        elif choice.step is not None:
+            if kept is None or kept.step != choice.step or self._store is None:
+                raise CheckpointError(f"step {choice.step} is not in the store any more")
+            self._swap(self._store.copied(self.path / _FILLING), Entry(kept.path.name, kept.mark))
+            name, words = kept.path.name, f"step {choice.step} is restored from the store"
+        else:
+            self._remove_newer(-1, None if here is None else here.path.name)
+            return Filled(self.path, None, None, choice.words or "no checkpoint is complete")
+        step = here.step if here is not None and here.path.name == name else choice.step
+        self._remove_newer(step or 0, name)
+        return Filled(self.path, self.path / name, step, "; ".join(filter(None, (words, choice.words))))
+
+    def _too_small(self, size: int) -> str:
+        """What is missing for checkpoints of `size` bytes; nothing, if all fit."""
+        copies = _LEFT + SLOTS * (2 if self._world > 1 else 1)
+        has = sum(one.stat().st_blocks * 512 for one in self.keeper.slots.path.rglob("*") if one.is_file())
+        room = max(0, self.keeper.slots.room_bytes() + has)
+        if size * copies <= room:
+            return ""
+        return (
+            f"{self.keeper.slots.path}: checkpoints of {size} bytes need {size * copies} bytes of memory ({copies} "
+            f"copies) and {room} are free, so ranks read and write the store itself"
+        )
+
+    def _bring(self, id_: Id) -> str:
+        """Every node's files of the checkpoint into the folder; returns its name."""
+        copies = self.keeper.survey()
+        into = self.path / _FILLING
+        shutil.rmtree(into, ignore_errors=True)
+        entry = Entry.of(copies.by_id[id_][0].topology) if copies.is_complete(id_) else None
+        if entry is None:
+            raise CheckpointError(f"step {id_.step} is not complete any more")
+        world = copies.by_id[id_][0].world  # nodes may have become more or fewer since
+        order = sorted(range(world), key=self._rank.__eq__)  # our own files last
+        headers = [self._unpack(copies.sources(id_, rank, self.keeper.node), into) for rank in order]
+        named = {name for header in headers for name in header.tensors}
+        for name in names_of(self.path, entry):
+            if name not in named:
+                (self.path / name).unlink()
+        self._swap(into, entry)
+        return entry.name
+
+    def _unpack(self, sources: list[Copy], into: Path) -> Header:
+        """One node's files; those that lie in the folder already are not read again."""
+        troubles = []
+        for copy in sources:
+
+            def wanted(header: Header, copy: Copy = copy) -> bool:
+                if header.digest != copy.digest:
+                    raise CheckpointError("it is another shard than was listed")
+                if lie_in(self.path, header):
+                    return False
+                if header.size > self.keeper.slots.room_bytes():
+                    raise TooSmall(f"{self.path}: {header.size} bytes are needed and are not free")
+                return True
+
+            try:
+                if copy.rank == self._rank and copy.world == self._world:
+                    self.keeper.bring(copy)  # into a slot of ours, from which it is copied to the next node again
+                    with self.keeper.offer(copy.digest) as (descriptor, _):
+                        return unpack(reading(descriptor), into, wanted)
+                with self.keeper.opened(copy) as read:
+                    return unpack(read, into, wanted)
+            except (CheckpointError, OSError) as error:
+                troubles.append(str(error))
+        raise CheckpointError("; ".join(troubles) or "no copy is left")
+
+    def _swap(self, filled: Path, entry: Entry) -> None:
+        """Move what was filled to its place, the mark last; no rank runs meanwhile."""
+        for name in names_of(filled, entry):
+            place = self.path / name
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (filled / name).replace(place)
+        shutil.rmtree(filled, ignore_errors=True)
+
+    def _remove_newer(self, step: int, like: str | None) -> None:
+        for name, its_step in self._alike(like).items():
+            if its_step > step:
+                _remove(self.path / name)
+
+    def _alike(self, like: str | None) -> dict[str, int]:
+        """Checkpoints of the same trainer as `like`, newest first: other files may end in a number too."""
+        if like is None:
+            return {}
+        return {
+            name: step for name, step in steps(self.path).items() if _NUMBER.sub("#", name) == _NUMBER.sub("#", like)
+        }
+
+    def _file(self, id_: Id) -> None:
+        """Write to the store what another node has begun, else the newest safe checkpoint when it is due."""
+        if self._store is None:
+            return
+        begun, now_s = self._store.begun(), self._clock.monotonic_s()
+        due = now_s - self._flushed_at_s >= self._flush_every_s and self._store.lacks(id_)
+        for slot, header in self.keeper.own():
+            its, entry = header.facts.id, Entry.of(header.facts.topology)
+            if entry is None or not (its in begun or (its == id_ and due)):
+                continue
+            with self.keeper.slots.reading(slot) as descriptor:
+                if self._store.put(reading(descriptor), header):
+                    self._flushed_at_s = now_s
+            if self._rank == 0:
+                self._store.finish(its, entry, self._world)
+            return
+
+    def _trim(self, safe_step: int, like: str) -> None:
+        """Free what is older than the newest safe checkpoint, but for one: memory is for few."""
+        for name in [name for name, step in self._alike(like).items() if step <= safe_step][_LEFT:]:
+            _remove(self.path / name)
+
+    def _note(self, safe: Id | None, name: str | None) -> None:
+        """Leave what a restart would go on from where the launcher reads it; kept over our own restart."""
+        note: dict[str, Any] = {"attempt": self._attempt, "filled": self._filled}
+        if safe is not None and name is not None:
+            note |= {"step": safe.step, "path": str(self.path / name)}
+        if note != self.keeper.slots.note(NOTE):
+            self.keeper.slots.write_note(NOTE, note)
+
+    def _say(self, words: str) -> None:
+        if words != self._said:
+            self._said = words
+            log.warning("%s", words)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

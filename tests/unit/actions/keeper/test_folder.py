@@ -1,0 +1,244 @@
+"""Files of unchanged scripts: recognised, copied to the neighbour, written to the store, and given to new ranks."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.keeper_doubles import Nodes, write_shard
+from trainwarden.actions.keeper import parts
+from trainwarden.actions.keeper.parts import Entry, pack, unpack
+from trainwarden.actions.keeper.transfer import reading
+from trainwarden.checkpoint.shard import CheckpointError, Facts, Id
+from trainwarden.checkpoint.slots import Slots
+from trainwarden.checkpoints.newest import newest
+
+SIZE = 5_000_000  # more than a chunk
+
+
+def zipped(step: int) -> bytes:
+    """What `torch.save` writes, in kind."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr(zipfile.ZipInfo("data.pkl"), bytes([step % 251]) * SIZE)
+    return file.getvalue()
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def part(step: int, node: int) -> bytes:
+    return bytes([step % 251, node]) * (SIZE // 2)
+
+
+def torch_file(step: int, node: int) -> dict[str, bytes]:
+    """Rank 0 alone writes."""
+    return {f"step-{step}.pt": zipped(step)} if node == 0 else {}
+
+
+def lightning(step: int, node: int) -> dict[str, bytes]:
+    return {f"epoch=1-step={step}.ckpt": zipped(step)} if node == 0 else {}
+
+
+def hugging_face(step: int, node: int) -> dict[str, bytes]:
+    entry = f"checkpoint-{step}"
+    model = {f"{entry}/model.safetensors": part(step, 0), f"{entry}/empty": b""}
+    mark = {f"{entry}/trainer_state.json": json.dumps({"global_step": step}).encode()}
+    return {**model, **mark} if node == 0 else {f"{entry}/rng_state_{node}.pth": b"rng"}
+
+
+def dcp(step: int, node: int) -> dict[str, bytes]:
+    mark = {f"step-{step}/.metadata": b"m"} if node == 0 else {}
+    return {f"step-{step}/__{node}_0.distcp": part(step, node), **mark}
+
+
+def deepspeed(step: int, node: int) -> dict[str, bytes]:
+    name = f"global_step{step}"
+    mark = {"latest": name.encode()} if node == 0 else {}
+    return {f"{name}/zero/rank_{node}.pt": part(step, node), **mark}
+
+
+def megatron(step: int, node: int) -> dict[str, bytes]:
+    mark = {"latest_checkpointed_iteration.txt": str(step).encode()} if node == 0 else {}
+    return {f"iter_{step:07d}/mp_rank_{node:02d}/model.pt": part(step, node), **mark}
+
+
+TRAINERS = (torch_file, lightning, hugging_face, dcp, deepspeed, megatron)
+
+
+class Job:
+    """Three nodes whose ranks write the files of one trainer."""
+
+    def __init__(self, folder: Path, trainer, count: int = 3, **options) -> None:
+        self.nodes = Nodes(folder, count, files=True, **options)
+        self.trainer, self.count, self.store, self._round = trainer, count, folder / "store", 0
+
+    def files(self, step: int) -> dict[str, bytes]:
+        return {name: data for node in range(self.count) for name, data in self.trainer(step, node).items()}
+
+    def path(self, node: int) -> Path:
+        return self.nodes.folders[self.nodes.names[node]].path
+
+    def write(self, step: int, *nodes: int) -> None:
+        for node in reversed(nodes or range(self.count)):  # the mark is written last
+            write(self.path(node), self.trainer(step, node))
+
+    def save(self, step: int) -> None:
+        self.write(step)
+        self.nodes.tick(5)
+
+    def start(self):
+        """What each node says before the ranks of a new attempt start."""
+        self._round += 1
+        return [folder.fill(f"round {self._round}") for folder in self.nodes.folders.values()]
+
+    def holds(self, folder: Path, step: int) -> None:
+        found = newest(folder)
+        assert found is not None
+        assert found.step == step
+        assert {name: (folder / name).read_bytes() for name in self.files(step)} == self.files(step)
+
+
+@pytest.fixture(autouse=True)
+def _room(monkeypatch):
+    monkeypatch.setattr(Slots, "room_bytes", lambda self: 10**12)  # of the tests, not of the machine
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda one: one.__name__)
+def test_a_lost_node_is_given_everything_and_no_node_something_newer(tmp_path, trainer):
+    """The first node is lost, which alone had the mark; what was not copied by then does not count."""
+    job = Job(tmp_path, trainer, flush_every_s=10_000.0)
+    (job.path(1) / "events.1234567890.7").write_text("no checkpoint")
+    assert [one.step for one in job.start()] == [None] * 3
+    job.save(10)
+    job.save(20)
+    job.write(30)
+    job.nodes.lose("a")
+    filled = job.start()
+    assert [one.step for one in filled] == [20] * 3, filled
+    for node in range(3):
+        job.holds(job.path(node), 20)
+    assert (job.path(1) / "events.1234567890.7").exists()
+    job.save(30)  # the next attempt's
+    job.nodes.lose("c")
+    assert [one.step for one in job.start()] == [30] * 3
+    job.holds(job.path(2), 30)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda one: one.__name__)
+def test_the_store_gets_the_files_as_they_are_and_all_nodes_can_be_lost(tmp_path, trainer):
+    job = Job(tmp_path, trainer)
+    job.start()
+    job.save(10)
+    job.save(20)
+    job.nodes.tick(5)
+    job.holds(job.store, 20)
+    assert not list((job.store / ".trainwarden-unfinished").iterdir())
+    for name in "abc":
+        job.nodes.lose(name)
+    filled = job.start()
+    assert {(one.step, one.words) for one in filled} == {(20, "step 20 is restored from the store")}
+    for node in range(3):
+        job.holds(job.path(node), 20)
+
+
+def test_one_node_alone_goes_on_from_its_own_folder(tmp_path):
+    job = Job(tmp_path, torch_file, count=1)
+    job.start()
+    job.save(10)
+    job.write(20)  # killed before the keeper's next round
+    (filled,) = job.start()
+    assert filled.step == 20
+    assert filled.path == job.path(0) / "step-20.pt"
+    job.save(30)
+    job.save(40)
+    assert sorted(one.name for one in job.path(0).iterdir()) == ["step-30.pt", "step-40.pt"]
+    job.holds(job.store, 40)
+
+
+def test_half_written_and_changing_files_are_not_kept(tmp_path, monkeypatch):
+    job = Job(tmp_path, dcp, count=1)
+    job.start()
+    write(job.path(0), {"step-10/__0_0.distcp": b"half"})
+    job.nodes.tick()
+    assert job.nodes.keepers["a"].inventory() == []
+    write(job.path(0), dcp(10, 0))
+    slots = Slots(tmp_path / "other" / "slots") if (tmp_path / "other").mkdir() is None else None
+    assert slots is not None
+    whole = parts._pieces
+
+    def changing(path, start, end):
+        yield from whole(path, start, end) if path.name == ".metadata" else grown(path, start, end)
+
+    def grown(path, start, end):
+        with path.open("ab") as file:
+            file.write(b"x")
+        yield from whole(path, start, end)
+
+    monkeypatch.setattr(parts, "_pieces", changing)
+    facts = Facts("j", Id(0, 10), 0, 1, "t", 0.0)
+    with pytest.raises(CheckpointError, match="is being changed"):
+        pack(job.path(0), parts.names_of(job.path(0), Entry("step-10", "step-10/.metadata")), slots, facts)
+    assert slots.sealed() == {}
+
+
+def test_a_damaged_copy_is_passed_over(tmp_path):
+    job = Job(tmp_path, dcp, flush_every_s=10_000.0)
+    job.start()
+    job.save(10)
+    slots = job.nodes.slots(1)
+    own = next(slot for slot in slots.sealed() if slot.kind == "own")
+    descriptor = slots.open(own, write=True)
+    os.pwrite(descriptor, b"\xff", os.fstat(descriptor).st_size - 1)
+    os.close(descriptor)
+    (job.path(1) / "step-10" / "__1_0.distcp").write_bytes(b"damaged too")
+    assert [one.step for one in job.start()] == [10] * 3
+    for node in range(3):
+        job.holds(job.path(node), 10)
+
+
+def test_too_small_a_memory_is_said_with_the_bytes_and_ranks_are_given_the_store(tmp_path, monkeypatch):
+    job = Job(tmp_path, torch_file, count=1)
+    write(job.store, torch_file(10, 0))
+    size = len(zipped(10))
+    monkeypatch.setattr(Slots, "room_bytes", lambda self: 3 * size)
+    (filled,) = job.start()
+    assert (filled.folder, filled.path, filled.step) == (job.store, job.store / "step-10.pt", 10)
+    assert f"need {4 * size} bytes of memory (4 copies)" in filled.words
+
+
+def test_a_checkpoint_without_a_slot_goes_to_the_store(tmp_path, monkeypatch, caplog):
+    """Nothing is known of the size before the first one."""
+    job = Job(tmp_path, hugging_face, count=1)
+    job.start()
+    monkeypatch.setattr(Slots, "room_bytes", lambda self: SIZE // 2)
+    job.save(10)
+    job.save(20)
+    job.holds(job.store, 20)
+    said = [record.message for record in caplog.records if "is not kept" in record.message]
+    assert len(said) == 1
+    assert "a slot needs" in said[0]
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a//b", "a\0b", "."])
+def test_files_elsewhere_are_refused(tmp_path, name):
+    """From a shard whose CRCs are right."""
+    folder = tmp_path / "memory" / "slots"
+    folder.parent.mkdir()
+    slots = Slots(folder)
+    write_shard(slots, Facts("j", Id(0, 1), 0, 1, "t", 0.0), b"data", name=name)
+    with (
+        slots.reading(next(iter(slots.sealed()))) as descriptor,
+        pytest.raises(CheckpointError, match="out of the folder"),
+    ):
+        unpack(reading(descriptor), tmp_path / "into", lambda _: True)
+    assert not (tmp_path / "x").exists()
+    assert Entry.of("files of " + json.dumps([name, name])) is None
