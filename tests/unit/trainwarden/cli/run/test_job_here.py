@@ -69,3 +69,35 @@ def test_ranks_of_two_attempts_write_to_one_log_with_their_prefix(tmp_path: Path
     of_zero = [line for line in shown.read_text().splitlines() if line.startswith("[rank0]: ")]
     assert of_zero == ["[rank0]: rank 0", "[rank0]: attempt 0rank 0", "[rank0]: attempt 1"]
     assert not output.folder.exists()
+
+
+SCRIPT = """
+import multiprocessing, os, sys
+import beside
+assert __name__ == "__main__" and sys.modules["__main__"].__file__ == __file__
+print(sys.argv[1:], os.path.basename(sys.argv[0]), multiprocessing.current_process().name)
+if sys.argv[1] == "raises":
+    1 / 0
+sys.exit(int(sys.argv[1]))
+"""
+AS_TORCHRUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+@pytest.mark.parametrize(("word", "code", "returns"), [("0", 0, True), ("5", 5, False), ("raises", 1, False)])
+def test_a_forked_script_runs_as_by_itself_and_comes_back_where_it_ends_well(
+    word: str, code: int, returns: bool, tmp_path: Path
+) -> None:
+    """torchrun waits for ever for a script that ends its process with code 0."""
+    (tmp_path / "beside.py").touch()
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    torchrun = f"{AS_TORCHRUN}; print('came back', flush=True)"
+    words = [sys.executable, "-P", "-c", torchrun, str(RANK), "fork", str(script), word]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
+    assert (ended.returncode, "came back" in ended.stdout) == (code, returns), ended.stderr
+    assert f"['{word}'] train.py MainProcess" in ended.stdout
+    if word == "raises":
+        first, where, *_ = ended.stderr.splitlines()
+        assert first == "Traceback (most recent call last):"
+        assert where.split(",")[0] == f'  File "{script}"'
+        assert ended.stderr.endswith("ZeroDivisionError: division by zero\n")
