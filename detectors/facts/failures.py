@@ -78,7 +78,7 @@ class Failures:
             self._take_restart(event)
         elif event.kind in {"job_start", "process_start"}:
             # A launcher starts new processes when the old ones are gone: what failed before is over.
-            self._failures = {key: one for key, one in self._failures.items() if one.time_s >= event.time_s}
+            self._forget_before(event.time_s)
         elif event.kind == "fatal_signal":
             signal = str(event.fields.get("signal", "a fatal signal"))
             self._fail(event, window, "root", f"{_who(event)} died of {signal}")
@@ -91,6 +91,7 @@ class Failures:
 
     def settle(self, window: Window) -> None:
         """Forget failures that the job has outlived, and a restart whose end nobody told; see who only waited."""
+        self._failures = {life: one for life, one in self._failures.items() if not (one.over and one.told)}
         self._given_up.hear(window.logs)
         self._given_up.explain(self._failures.values())
         self._output.read(window.logs)
@@ -112,6 +113,8 @@ class Failures:
                 return abstain("waiting for the failure that others follow from")
             return Vote(opinion="normal", reason="ended from outside")
         first = told[0]
+        for one in told:
+            one.told = True
         certain = first.role != "cascade"
         suspects = tuple(
             Suspect(
@@ -227,8 +230,16 @@ class Failures:
             self._restarting = False
         else:
             self._restarting, self._planned_from_s, self._planned_until_s = True, event.time_s, float("inf")
-            self._failures.clear()
+            self._forget_before(float("inf"))
             self._given_up.forget()
+
+    def _forget_before(self, time_s: float) -> None:
+        """Forget failures up to then; a root that waited for its words is told first, as a launcher may be quicker."""
+        for life, one in list(self._failures.items()):
+            if one.time_s < time_s and (one.told or one.role != "root" or one.unknown):
+                del self._failures[life]
+            elif one.time_s < time_s:
+                one.over, one.hold_s = True, 0.0
 
     def _was_planned(self, event: EventRecord) -> bool:
         """True if the process was ended by a restart that the launcher had announced."""

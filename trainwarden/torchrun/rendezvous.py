@@ -13,6 +13,7 @@ import ssl
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +54,8 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
+        if _forks():
+            _import_for_ranks()
         self._backend, self._run_id = str(parameters.backend), str(parameters.run_id)
         job, node = name_of(parameters.run_id, "job"), node_of(os.environ)
         self._patience_s = float(parameters.get("join_timeout", JOIN_S))
@@ -159,15 +162,14 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         return None
 
     def _end_stubborn(self) -> None:
-        """Kill ranks that do not end though torchrun has asked them to, so that others need not wait for them."""
+        """Wake ranks that stand still, as only then SIGTERM ends them, and kill those that do not end by it."""
         while not self._over.wait(LOOK_S):
-            stop_requested_s = self._agent.stop_requested_s
-            if stop_requested_s is not None and time.monotonic() - stop_requested_s > STUBBORN_S:
+            asked_s = self._agent.stop_requested_s
+            if asked_s is not None:
+                late = time.monotonic() - asked_s > STUBBORN_S
                 for pid in self._exits.running():
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except OSError:
-                        continue
+                    with suppress(OSError):
+                        os.kill(pid, signal.SIGKILL if late else signal.SIGCONT)
 
     def _look_for_first_steps(self) -> None:
         """See when all ranks of this node have finished a step, and whether one has started over."""
@@ -189,6 +191,20 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _forks() -> bool:
+    """Whether ranks are forked from this process (torch/distributed/run.py, ``--start-method``)."""
+    said = " ".join(sys.argv[1:]).replace("=", " ")
+    return os.environ.get("PET_START_METHOD") == "fork" or "--start-method fork" in said.replace("_", "-")
+
+
+def _import_for_ranks() -> None:
+    """Import once what the first optimizer of each rank imports: a second of a core, at each start."""
+    try:
+        import torch._dynamo  # noqa: F401
+    except Exception:
+        log.debug("torch._dynamo is not imported here", exc_info=True)
 
 
 def _endpoints(parameters: RendezvousParameters) -> Endpoints:

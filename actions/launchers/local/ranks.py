@@ -20,7 +20,7 @@ from trainwarden import hook, rundir
 from trainwarden.actions.launchers.preload.starts import Preload
 from trainwarden.launching.job_output import LOG_BYTES, LogWriter, NoticeWriter, OutputSink, PipeReader, join_all
 
-EXEC = Path(__file__).with_name("rank_exec.py")
+EXEC = Path(trainwarden.__file__).with_name("torchrun") / "rank.py"
 _LEAST_LOG_BYTES = 1024 * 1024  # of one rank
 MAX_RESTARTS = "3"  # what the engine's own table tries of a crash (actions/remedies/remedies.toml)
 LAST_OUTPUT_S = 0.5  # a child outside the rank's group may hold its output for ever
@@ -177,7 +177,7 @@ class RankProcess:
 def _execute(command: Sequence[str], environ: Mapping[str, str], output: int) -> tuple[int, Callable[[], int]]:
     """A new process of `command` that writes to `output`, and what waits for its end."""
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(EXEC), str(os.getpid()), *command],
+        [sys.executable, "-I", "-S", str(EXEC), "exec", str(os.getpid()), *command],
         env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
     )  # fmt: skip
     return process.pid, process.wait

@@ -29,11 +29,16 @@ class RendezvousHost:
         self._address, self._more = address, more
         self._closed = threading.Event()
         self._service: RendezvousService | None = None
+        self._served = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rendezvous-host", daemon=True)
 
     def start(self) -> None:
         """Begin to try."""
         self._thread.start()
+
+    def served(self, timeout_s: float) -> str | None:
+        """The address that is served, once it is; None if that takes longer."""
+        return self._address if self._served.wait(timeout_s) else None
 
     def close(self) -> None:
         """Serve no more, once all agents that are connected have gone; a try that is under way may end later."""
@@ -47,6 +52,10 @@ class RendezvousHost:
         while not self._closed.is_set():
             try:
                 self._service = RendezvousService(self._address, BootClock(), **self._more)
-                self._service.run(self._closed.is_set, lambda address: None)
+                self._service.run(self._closed.is_set, self._ready)
             except ConfigError:  # another machine's address, or somebody serves there already
                 self._closed.wait(BETWEEN_S)
+
+    def _ready(self, address: str) -> None:
+        self._address = address
+        self._served.set()

@@ -316,6 +316,20 @@ def test_a_restart_is_planned_and_what_was_normal_before_still_is() -> None:
     assert played(job).revisions == []
 
 
+def test_an_exit_code_is_told_though_the_launcher_starts_all_ranks_again_at_once() -> None:
+    """Its exception was waited for, and the restart a tenth of a second later had all forgotten."""
+    job = Job().run(60)
+    at_s = job.end_s
+    job.add(at_s + 0.2, event("process_exit", at_s + 0.1, 2, code=3))
+    job.add(at_s + 0.3, *(event("restart", at_s + 0.2, operation="a", stage=stage) for stage in ("started", "done")))
+    job.life = 1
+    job.run(80, first=60, start_s=at_s + 1.0)
+    job.records.sort(key=lambda entry: entry[0])
+    (incident,) = played(job).incidents
+    assert (incident.kind, incident.state) == ("crash", "closed")
+    assert "rank 2 on node0 exited with code 3" in incident.reason
+
+
 def restarted(job: Job, pace: float, *, kind: str = "restart") -> Job:
     """`job` with a restart behind its steps, after which every step takes `pace` times as long."""
     at_s = job.end_s

@@ -12,6 +12,7 @@ from trainwarden.cli.run.demo_job import Demo, example_script
 from trainwarden.cli.run.demo_live import LiveView
 from trainwarden.cli.run.demo_nodes import NodesDemo
 from trainwarden.cli.run.demo_plan import DEADLINE_S, DemoPlan
+from trainwarden.cli.run.job_here import JobHere
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.run.machines import why_none
 from trainwarden.cli.shared.answers import NOT_JUDGED
@@ -101,16 +102,22 @@ def _carried_out(plan: DemoPlan, bus: str | None, keep: Path | None, voice: Voic
     overrides = {"TRAINWARDEN_ENGINE_MODE": plan.mode}
     services = ("agent", "detector", "engine")
     live = LiveView(plan.ranks, voice)
-    with JobRun(settings, own_services=services, notice=notice, overrides=overrides, command=("demo",)) as run:
-        voice.say(
-            f"job {settings.job}: {plan.ranks} ranks, {plan.steps} steps, mode {plan.mode}, bus {run.bus_address}"
-        )
-        job = Demo(plan, run, voice, live)
-        with live:
-            code = job.carry_out()
-        result = judge(plan, job.fault, run, code)
-        result["answer"] = run.result(code)["answer"]
-        report = _report(run, result, keep, voice)
+    job = JobHere(settings, plan.ranks, plan.mode)
+    try:
+        with JobRun(
+            settings, own_services=services, notice=notice, overrides=overrides, command=("demo",), prepare=job.serve
+        ) as run:
+            voice.say(
+                f"job {settings.job}: {plan.ranks} ranks, {plan.steps} steps, mode {plan.mode}, bus {run.bus_address}"
+            )
+            demo = Demo(plan, run, job, voice, live)
+            with live:
+                code = demo.carry_out()
+            result = judge(plan, demo.fault, run, code)
+            result["answer"] = run.result(code)["answer"]
+            report = _report(run, result, keep, voice)
+    finally:
+        job.close()
     voice.say(result["summary"])
     voice.say(f"report: {report}")
     voice.say(f"records and logs: {run.run_dir}")

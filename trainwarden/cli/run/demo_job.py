@@ -11,12 +11,14 @@ from pathlib import Path
 from trainwarden.cli.run.demo_fault import Fault
 from trainwarden.cli.run.demo_live import LiveView
 from trainwarden.cli.run.demo_plan import DemoPlan
+from trainwarden.cli.run.job_here import JobHere
 from trainwarden.cli.run.job_run import JobRun
+from trainwarden.cli.run.torchrun_here import Torchrun
 from trainwarden.cli.shared.machine import CHECKOUT
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
 
-PRELOAD = "torch._dynamo"  # torch itself, and what its first optimizer imports
+LOOK_S = 0.05
 OBSERVED_S = 12.0  # without permission to act a dead or hung job is ended this long after the fault
 
 
@@ -41,11 +43,12 @@ def example_script() -> Path:
 class Demo:
     """One demo run."""
 
-    def __init__(self, plan: DemoPlan, run: JobRun, voice: Voice, live: LiveView) -> None:
+    def __init__(self, plan: DemoPlan, run: JobRun, job: JobHere, voice: Voice, live: LiveView) -> None:
         self.plan = plan
         self.run = run
         self.voice = voice
         self.live = live
+        self._job = job
         fault_file = run.run_dir / "fault.json"
         self.fault = Fault(plan.fault, plan.rank, plan.slowdown, run.run_dir, fault_file)
         self._command = [
@@ -59,25 +62,34 @@ class Demo:
         """Run the job to its end; the job's exit code, None if it had to be ended."""
         run, plan = self.run, self.plan
         run.tell("job_start", world_size=plan.ranks)
-        words = ("--nproc", str(plan.ranks), "--mode", plan.mode, "--checkpoints", str(run.run_dir / "checkpoints"))
-        run.stack.start("supervise", *words, "--preload", PRELOAD, "--", *self._command)
+        torchrun = self._job.start(run, self._command, lambda sentence: None, checkpoints=run.run_dir / "checkpoints")
         deadline = time.monotonic() + plan.within_s
         code: int | None = None
         try:
-            while (code := run.stack.returncode("supervise")) is None and time.monotonic() < deadline:
+            while torchrun.runs and time.monotonic() < deadline:
                 run.follower.poll(0.05)
+                self._job.tend()
                 self._maybe_inject()
                 self.live.update(run.follower.view, self.fault)
                 if self._nothing_more_can_happen():
                     break
                 run.stack.check(("agent", "detector", "engine"))
+            code = None if torchrun.runs else self._job.end(run.run_dir)
         finally:
             self.fault.end()
-            run.stack.stop("supervise", more_s=run.settings.launch.stop_grace_s)
+            self._end(torchrun)
         shutil.rmtree(run.run_dir / "checkpoints", ignore_errors=True)  # the run is kept, its model is not
         run.tell("job_end", exit_code=code)
         run.drain(self.voice)
         return code
+
+    def _end(self, torchrun: Torchrun) -> None:
+        """End what still runs."""
+        while torchrun.runs:
+            torchrun.stop()
+            torchrun.tend()
+            time.sleep(LOOK_S)
+        self._job.close()
 
     def _maybe_inject(self) -> None:
         if self.plan.fault == "none" or self.fault.injected_at_s is not None:

@@ -24,6 +24,7 @@ EXPECTED: dict[str, tuple[frozenset[str], frozenset[str] | None]] = {
     "exception": (frozenset({"exception"}), frozenset({"restart_process", "restart_job"})),
     "log-storm": (frozenset({"log_storm"}), None),
 }
+RESTARTS = frozenset({"restart_process", "restart_job"})  # an end of ranks the rendezvous sees to by itself
 _LOSS = re.compile(r"^step \d+ loss (\d+\.\d+) ", re.MULTILINE)
 QUEUED = "rank_run_queue_wait_ratio"  # among an incident's metrics where ranks' wait for a processor explains it
 LEAST_SLOWDOWN = 1.1  # a drift is told from 10 % on
@@ -62,6 +63,12 @@ class Seen:
         wanted = {incident.id for incident in matching}
         actions = [action for action in view.actions.values() if action.incident in wanted]
         return cls(plan, fault, view, matching, others, actions, code)
+
+    def restarted_s(self) -> float | None:
+        """When all ranks were started again first, by whoever it was; None if they were not."""
+        since_s = self.fault.injected_at_s or math.inf
+        events = (one for one in self.view.events if one.kind == "restart" and one.fields.get("stage") == "started")
+        return min((one.time_s for one in events if one.time_s >= since_s), default=None)
 
 
 def _happened(incident: IncidentRecord, fault: Fault, view: JobView) -> bool:
@@ -155,11 +162,10 @@ def _first_step_after(seen: Seen) -> float | None:
     """Seconds from the fault to the end of the first training step after the restart."""
     if seen.fault.injected_at_s is None:
         return None
-    restarts = ("restart_process", "restart_job")
-    started = [a.at_s for a in seen.actions if a.kind in restarts and a.outcome != "skipped"]
-    if not started:
+    started = seen.restarted_s()
+    if started is None:
         return None
-    ends = [row["end_s"] for row in seen.view.steps.values() if row["end_s"] > min(started)]
+    ends = [row["end_s"] for row in seen.view.steps.values() if row["end_s"] > started]
     return _since(seen.fault, min(ends)) if ends else None
 
 
@@ -198,7 +204,7 @@ def _why_not(seen: Seen, result: dict[str, Any]) -> str | None:
         return f"one fault opened {len(matching)} incidents"
     if wanted is not None and plan.mode == "auto":
         done = [a for a in seen.actions if a.kind in wanted and a.outcome == "done"]
-        if not done:
+        if not done and not (wanted & RESTARTS and seen.restarted_s() is not None):
             return f"no {' or '.join(sorted(wanted))} was done"
         removed = result["slowdown_removed_ratio"]
         if plan.fault == "slow-rank" and (removed is None or removed <= 0.0):

@@ -6,6 +6,7 @@ from typing import Self
 
 import msgspec
 
+from trainwarden.actions.remedies.policy import Mode
 from trainwarden.errors import ConfigError
 
 DEADLINE_S = 170.0  # the demo ends within three minutes, whatever happens
@@ -25,7 +26,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     seed: int
     steps: int
-    mode: str
+    mode: Mode
     within_s: float = DEADLINE_S
 
     @classmethod
@@ -39,7 +40,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
         ranks: int,
         seed: int,
         steps: int | None,
-        mode: str,
+        mode: Mode,
         within_s: float = DEADLINE_S,
     ) -> Self:
         """A plan that can be carried out; steps that nobody named follow from the seed.

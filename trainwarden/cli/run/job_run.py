@@ -119,6 +119,8 @@ class JobRun:
         ``TRAINWARDEN_*`` settings of the services that the file does not decide.
     command : sequence of str
         What is run, for whoever looks at the kept run later.
+    prepare : callable, optional
+        Called with the run folder before the services start; more of their settings, laid over `overrides`.
 
     Attributes
     ----------
@@ -139,6 +141,7 @@ class JobRun:
         config: Path | None = None,
         overrides: Mapping[str, str] | None = None,
         command: Sequence[str] = (),
+        prepare: Callable[[Path], Mapping[str, str]] = lambda run_dir: {},
     ) -> None:
         self.settings = settings
         self._own = None if settings.run_dir else self._begin(settings, command)
@@ -154,6 +157,7 @@ class JobRun:
                 "TRAINWARDEN_NODE": settings.node,
                 "TRAINWARDEN_BUS": self.bus_address,
                 **(overrides or {}),
+                **prepare(self.run_dir),
             }
             self.stack = LocalStack(self.run_dir, environ, config)
         except BaseException:

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
-import psutil
 
 from trainwarden import rundir
-from trainwarden.actions.launchers.local import rank_exec
 from trainwarden.actions.remedies.policy import Mode, Rules
-from trainwarden.cli.run.job_run import JobRun, elsewhere, exit_code_of, settings_for
+from trainwarden.cli.run.job_run import JobRun, elsewhere, settings_for
+from trainwarden.cli.run.torchrun_here import STOPPED_CODE, Torchrun
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.run.watched import JobOutput
 from trainwarden.cli.shared.engine_beside import EngineBeside, as_toml
 from trainwarden.cli.shared.foreign_signals import ForeignSignals
-from trainwarden.cli.shared.machine import user
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stop_signals import stop_signals
 from trainwarden.clock import SystemClock
-from trainwarden.errors import ConfigError, LauncherError
+from trainwarden.errors import ConfigError
 from trainwarden.network.host_port import host_and_port
 from trainwarden.network.own_address import interface_of, own_host
 from trainwarden.settings import LaunchSettings, Settings, checkpoints_of
@@ -42,9 +38,6 @@ LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 JOIN_S: Final = 30.0  # for nodes that are missing, before the job begins with fewer
 MAX_RESTARTS: Final = 3  # without a newer checkpoint
 LOOK_S: Final = 0.1
-TORCHRUN_STOP_S: Final = 35.0  # torchrun itself kills its ranks after 30
-STOP_WAIT_S: Final = 5.0  # for a service that is to end the job everywhere
-STOPPED_CODE: Final = 143
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +135,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         return [
             f"--nnodes={self.min_nodes or self.nnodes}:{self.nnodes}", f"--nproc-per-node={ranks}",
             "--rdzv-backend=trainwarden", f"--rdzv-endpoint={self.rdzv}", f"--rdzv-id={job}",
-            f"--rdzv-conf={','.join(f'{name}={value}' for name, value in known.items())}", "--no-python",
+            f"--rdzv-conf={','.join(f'{name}={value}' for name, value in known.items())}",
         ]  # fmt: skip
 
 
@@ -168,7 +161,9 @@ def launch_node(
             voice.say("trainwarden: nothing watches this job; a settings file (--config) names the bus of services")
         if overrides:
             voice.say(f"trainwarden: the node of the first rank has an engine beside it, mode {mode}")
-        code = _Node(run, here, asked, voice, acts=bool(overrides)).carry_out([*options, *command], foreign)
+        code = _Node(run, here, asked, voice, acts=bool(overrides)).carry_out(
+            [*options, "--no-python", *command], foreign
+        )
         result = run.result(code)
         if here.keep is not None:
             run.stack.stop("agent")  # its last words are on the bus then
@@ -192,8 +187,21 @@ def _check(settings: Settings, here: Here, asked: NodesAsked, mode: Mode) -> Non
         if asked.token_file is None and host not in LOOPBACK:
             raise ConfigError(f"--token-file: {host} is reached by others, so the nodes have to share a token")
     _check_bus(settings, here, mode)
+    need_torch()
+
+
+def need_torch() -> None:
+    """Refuse to start anything by torchrun where there is none.
+
+    Raises
+    ------
+    ConfigError
+        If this Python has no torch.
+    """
     if importlib.util.find_spec("torch") is None:
-        raise ConfigError(f"--rdzv: several nodes are started by torchrun; install torch for {sys.executable}")
+        raise ConfigError(
+            f"launch: ranks are started by torchrun; install torch for {sys.executable}, or run `trainwarden watch`"
+        )
 
 
 def _check_bus(settings: Settings, here: Here, mode: Mode) -> None:
@@ -213,12 +221,12 @@ class _Node:
 
     def __init__(self, run: JobRun, here: Here, asked: NodesAsked, voice: Voice, *, acts: bool) -> None:
         self._run, self._here, self._asked, self._voice = run, here, asked, voice
-        self._place: dict[str, Any] = {}
+        self._torchrun: Torchrun | None = None
         self._engine = EngineBeside(run.stack, self._is_first, SystemClock()) if acts else None
         self._stops: list[int] = []
 
     def _is_first(self) -> bool:
-        return self._place.get("node_rank") == 0
+        return self._torchrun is not None and self._torchrun.place.get("node_rank") == 0
 
     def carry_out(self, words: Sequence[str], foreign: ForeignSignals) -> int:
         """Run torchrun with `words` until it ends; its exit code."""
@@ -228,7 +236,7 @@ class _Node:
         for number in stop_signals():
             signal.signal(number, lambda n, _frame: self._stops.append(n))
         assert self._asked.rdzv is not None
-        hosts = [_host(one, self._asked, self._run.settings.launch) for one in self._asked.rdzv.split(",")]
+        hosts = [rendezvous_host(one, self._asked, self._run.settings.launch) for one in self._asked.rdzv.split(",")]
         for one in hosts:
             one.start()
         try:
@@ -238,78 +246,47 @@ class _Node:
                 one.close()
 
     def _follow(self, words: Sequence[str], foreign: ForeignSignals) -> int:
-        run = self._run
-        output = JobOutput(
-            run.run_dir / rundir.LOGS / "job.log", run.settings.runs.log_bytes, self._voice.stream.fileno(), os.environ
-        )
-        stdout, stderr = output.ends
-        ends_with_us = [sys.executable, "-I", "-S", str(Path(rank_exec.__file__)), str(os.getpid())]
+        run, asked = self._run, self._asked
+        environ = ranks_environment(run, self._here.checkpoints, asked.rdzv or "")
+        job = partial(job_client, run.settings.job, asked, run.settings.launch)
+        log = run.run_dir / rundir.LOGS / "job.log"
+        output = JobOutput(log, run.settings.runs.log_bytes, self._voice.stream.fileno(), os.environ)
         try:
-            process = subprocess.Popen(
-                [*ends_with_us, sys.executable, "-P", "-m", "torch.distributed.run", *words], env=self._environ(),
-                stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+            streams = (output.ends[0], output.ends[1])
+            process = Torchrun(run, words, environ, streams=streams, say=self._voice.say, client=job)
         finally:
             output.begun()
-        asked_s, told = None, False
-        while process.poll() is None:
+        self._torchrun = process
+        while process.runs:
             time.sleep(LOOK_S)
             for sentence in output.tend():
                 self._voice.say(f"trainwarden: {sentence}")
-            _pass_on(process.pid, foreign.take())
-            self._look()
+            process.pass_on(foreign.take())
+            process.tend()
             if self._engine is not None:
                 self._engine.tend()
             run.stack.limit_logs()
-            if self._stops and asked_s is None:
-                asked_s = time.monotonic() if self._stop_everywhere() else float("-inf")
-            late_s = -1.0 if asked_s is None else time.monotonic() - asked_s - STOP_WAIT_S
-            if late_s > run.settings.launch.stop_grace_s:  # no service has it stopped, or torchrun does not hear
-                process.send_signal(signal.SIGKILL if told else signal.SIGTERM)
-                told, asked_s = True, time.monotonic() + TORCHRUN_STOP_S
+            if self._stops:
+                process.stop()
+        code = process.end()
         output.end()
-        return STOPPED_CODE if self._stops else exit_code_of(process.wait())
-
-    def _environ(self) -> dict[str, str]:
-        run = self._run
-        environ = {**os.environ, **run.environ()}
-        folder = checkpoints_of(run.settings, self._here.checkpoints)
-        if folder is not None:
-            environ["TRAINWARDEN_CHECKPOINTS"] = str(folder)
-        assert self._asked.rdzv is not None
-        interface = interface_of(own_host(self._asked.rdzv.split(",")[0]))
-        if interface is not None:  # a machine's own name need not resolve, or resolves to what others cannot reach
-            environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        return environ
-
-    def _look(self) -> None:
-        """See which place torchrun has in the round, and say so where it is new."""
-        with suppress(OSError, ValueError):
-            place = json.loads((self._run.run_dir / rundir.TORCHRUN).read_bytes())
-            if "attempt" not in place or place == self._place:
-                return
-            self._place = place
-            why = f" ({place['why']})" if place["why"] else ""
-            number = f"node {place['node_rank']} of {place['nodes']}"
-            self._voice.say(f"trainwarden: attempt {place['attempt'] + 1}: ranks start here, on {number}{why}")
-
-    def _stop_everywhere(self) -> bool:
-        """Have the job end on all nodes; whether that was accepted."""
-        from trainwarden.actions.launchers.torchrun.client import Patient
-
-        try:
-            asked = Patient(
-                job_client(self._run.settings.job, self._asked, self._run.settings.launch), SystemClock(), 1.0
-            )
-            report = asked.carry_out(
-                "stop", self._run.settings.job, f"{self._run.settings.node} was stopped", by=user()
-            )
-        except LauncherError:
-            return False
-        return report.state in ("accepted", "done")
+        return STOPPED_CODE if self._stops else code
 
 
-def _host(address: str, asked: NodesAsked, launch: LaunchSettings) -> RendezvousHost:
+def ranks_environment(run: JobRun, checkpoints: Path | None, rdzv: str) -> dict[str, str]:
+    """What torchrun's ranks find around them; `checkpoints` is what the option names."""
+    environ = {**os.environ, **run.environ()}
+    environ.pop("LOCAL_RANK", None)  # of a torchrun around us
+    folder = checkpoints_of(run.settings, checkpoints)
+    if folder is not None:
+        environ["TRAINWARDEN_CHECKPOINTS"] = str(folder)
+    interface = interface_of(own_host(rdzv.split(",", maxsplit=1)[0]))
+    if interface is not None:  # a machine's own name need not resolve, or resolves to what others cannot reach
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return environ
+
+
+def rendezvous_host(address: str, asked: NodesAsked, launch: LaunchSettings) -> RendezvousHost:
     from trainwarden.actions.launchers.torchrun.host import RendezvousHost
     from trainwarden.metrics_http.access import Tokens, read_token
     from trainwarden.metrics_http.tls import peer_tls
@@ -331,12 +308,3 @@ def job_client(name: str, asked: NodesAsked, launch: LaunchSettings) -> JobClien
         tls_ca=launch.tls_ca, tls_certificate=launch.tls_certificate, tls_key=launch.tls_key,
     )  # fmt: skip
     return JobClient(TorchrunLauncher(config, Scope(job=name, node="", run_dir="")))
-
-
-def _pass_on(pid: int, numbers: Sequence[int]) -> None:
-    """Give signals to the ranks, which are torchrun's children; torchrun itself would end by them."""
-    if numbers:
-        with suppress(psutil.Error):
-            for child in psutil.Process(pid).children():
-                for number in numbers:
-                    child.send_signal(number)

@@ -142,3 +142,29 @@ def test_the_loss_is_read_from_step_lines_alone(tmp_path: Path) -> None:
     trace = "    (loss * (dist.get_world_size() / total)).backward()\n"
     log.write_text(f"step 0 loss 5.25 iteration_s 0.4\n{trace}step 1 loss 4.5 iteration_s 0.4\nstep 2 loss 4.")
     assert judged(plan(), slow_rank_view(), tmp_path)["loss"] == {"first": 5.25, "last": 4.5}
+
+
+def test_a_crash_is_seen_to_where_the_rendezvous_was_quicker_than_the_engine(tmp_path: Path) -> None:
+    view = JobView("j")
+    for record in iterations(0, 59, 0.4):
+        view.feed(record)
+    suspect = Suspect(score=0.9, reason="was killed", rank=2, node="n")
+    view.feed(
+        IncidentRecord(
+            id="i1", job="j", kind="crash", severity="sev2", state="opened", revision=0, opened_at_s=1030.1,
+            updated_at_s=1030.1, opened_step=30, reason="rank 2 was killed", suspects=(suspect,),
+        )
+    )  # fmt: skip
+    why = "its launcher starts all ranks again by itself"
+    skipped = ActionRecord(
+        id="a1", incident="i1", job="j", kind="restart_process", outcome="skipped", at_s=1030.2, why=why
+    )
+    view.feed(skipped)
+    assert judged(plan("crash"), view, tmp_path)["why_not"] == "no restart_job or restart_process was done"
+    event = EventRecord(
+        id="restart/1", job="j", node="n", time_s=1030.4, kind="restart", fields={"attempt": 1, "stage": "started"}
+    )
+    view.feed(event)
+    result = judged(plan("crash"), view, tmp_path)
+    assert result["ok"], result["why_not"]
+    assert result["first_step_after_fault_s"] == 1.0

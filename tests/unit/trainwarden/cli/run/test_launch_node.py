@@ -40,11 +40,11 @@ def test_what_they_cannot_do_is_refused(asked: dict[str, Any], option: str) -> N
 
 
 def test_what_is_said_is_torchruns_own_options() -> None:
-    [nodes, ranks, *where, conf, plain] = ASKED.torchrun("j", 2, LaunchSettings(tls_ca="ca.pem"))
-    assert (nodes, ranks, plain) == ("--nnodes=2:4", "--nproc-per-node=2", "--no-python")
+    [nodes, ranks, *where, conf] = ASKED.torchrun("j", 2, LaunchSettings(tls_ca="ca.pem"))
+    assert (nodes, ranks) == ("--nnodes=2:4", "--nproc-per-node=2")
     assert where == ["--rdzv-backend=trainwarden", "--rdzv-endpoint=10.0.0.1:29401", "--rdzv-id=j"]
     assert conf == "--rdzv-conf=last_call_timeout=30.0,spares=1,max_failures=4,tls_ca=ca.pem"
-    [nodes, *_, conf, _] = NodesAsked(rdzv="h:1", nnodes=4).torchrun("j", 2, LaunchSettings())
+    [nodes, *_, conf] = NodesAsked(rdzv="h:1", nnodes=4).torchrun("j", 2, LaunchSettings())
     assert (nodes, conf) == ("--nnodes=4:4", "--rdzv-conf=last_call_timeout=30.0,spares=0,max_failures=4")
 
 
