@@ -25,6 +25,7 @@ from trainwarden.detectors.verdict.revisions import (
     explains,
     moved,
     overlap,
+    roots,
     same,
 )
 from trainwarden.detectors.verdict.rule import EnsembleConfig
@@ -154,7 +155,9 @@ class IncidentTracker:
             if family_of(entry.record.kind) == candidate.family and same(candidate, entry.record, window.now_s):
                 return entry
         for entry in self._open.values():
-            if echoes(candidate, entry.record) or self._grown_out_of(candidate, entry.record, window):
+            if _echoes(candidate, entry.record, window) or roots(candidate, entry.record):
+                return entry
+            if self._grown_out_of(candidate, entry.record, window):
                 return entry
         return None
 
@@ -182,7 +185,7 @@ class IncidentTracker:
             return True
         onset_s = candidate.onset_s if candidate.onset_s is not None else window.now_s
         for closed in self._closed:
-            if echoes(candidate, closed) and _without_progress(closed, window):
+            if _echoes(candidate, closed, window):
                 return True
             if family_of(closed.kind) != candidate.family or closed.closed_at_s is None:
                 continue
@@ -291,11 +294,13 @@ def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:
     return hashlib.sha256(f"{job}/{candidate.family}/{who}/{onset_s:.1f}".encode()).hexdigest()[:16]
 
 
-def _without_progress(closed: IncidentRecord, window: Window) -> bool:
-    """Whether the job stands where it stood when `closed` was opened: its rank has not come back since."""
-    if closed.opened_step is None or not len(window.steps):
-        return True
-    return int(window.steps[-1]) - closed.opened_step < PROGRESS_STEPS
+def _echoes(candidate: Candidate, record: IncidentRecord, window: Window) -> bool:
+    """Whether `candidate` is an echo of `record`: a hang only if no step was made since that was opened."""
+    if candidate.family == "slow":
+        return record.state != "closed" and echoes(candidate, record)
+    stands = record.opened_step is None or not len(window.steps)
+    stands = stands or int(window.steps[-1]) - (record.opened_step or 0) < PROGRESS_STEPS
+    return stands and echoes(candidate, record)
 
 
 def _scores(votes: Mapping[str, Vote]) -> dict[str, float]:
