@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -47,6 +48,9 @@ def last_line(cells: list[Cell]) -> str:
 
 def main() -> int:
     """Run the table, or the part that was asked for; exit code 1 if an answer is wrong."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's jobs in the background ignore it, and so would watch
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="rows; default all")
     parser.add_argument("--how", action="append", choices=[*RANKS, "shell"], help="columns; default all")
