@@ -545,6 +545,26 @@ def test_where_steps_are_told_a_failure_lasts_until_they_go_on() -> None:
     assert [one.kind for one in story.joiner.open] == ["out_of_memory"]
 
 
+@pytest.mark.parametrize(("kind", "code", "closes"), [
+    ("slow_compute", 1, True), ("memory_leak", 1, True), ("crash", 1, False), ("gpu_lost", 1, False), ("hang", 0, True),
+])  # fmt: skip
+def test_where_all_ranks_are_gone_what_only_they_could_show_is_closed_with_the_reason(
+    kind: IncidentKind, code: int, closes: bool
+) -> None:
+    """What has ended them stays open where they may be started again: an engine may be at work on it."""
+    story, found = Story(), candidate(kind, 0)
+    job = Job(ranks=2).run(5, start_s=START_S - 8.0)
+    for _, record in job.records:
+        story.state.feed(record)
+    story.at(0.0, found)
+    for rank in range(2):
+        story.state.feed(event("process_exit", START_S + 1.0, rank, code=code))
+    for after_s in (1.5, 3.0, 7.0):
+        assert story.at(after_s, found) == []
+    closed = [one for one in story.at(9.0, found) if one.state == "closed"]
+    assert [one.evidence.get("closed") for one in closed] == (["all ranks have ended"] if closes else [])
+
+
 def test_a_job_that_nobody_hears_of_any_more_leaves_nothing_open() -> None:
     story = Story()
     story.at(0.0, candidate("out_of_memory", 1), candidate("nic_down", 1))
