@@ -12,7 +12,7 @@ from trainwarden import hook
 from trainwarden.collectors.ranks import ProcessFinder, RankProcess, rank_processes
 
 _RECENT_STEPS: Final = 16
-_PAUSES: Final = frozenset({"checkpoint", "evaluation", "data"})
+_PAUSES: Final = frozenset({"checkpoint", "evaluation", "compile", "data"})
 
 
 class Trainer(msgspec.Struct, frozen=True):

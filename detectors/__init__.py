@@ -17,6 +17,7 @@ CATALOG: Final[dict[str, str]] = {
     "phase_stalls": "trainwarden.detectors.pace.phase_stalls:PhaseStalls",
     "change_point": "trainwarden.detectors.pace.change_point:ChangePoint",
     "peer_deviation": "trainwarden.detectors.peers.peer_deviation:PeerDeviation",
+    "cpu_time": "trainwarden.detectors.peers.cpu_time:CpuTime",
     "collective_waits": "trainwarden.detectors.transfers.collective_waits:CollectiveWaits",
     "collective_links": "trainwarden.detectors.transfers.collective_links:CollectiveLinks",
     "lof": "trainwarden.detectors.metrics.votes:LofVote",

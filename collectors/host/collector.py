@@ -11,6 +11,7 @@ import msgspec
 import psutil
 
 from trainwarden.clock import Clock
+from trainwarden.collectors.host.control_groups import MemoryRoom
 from trainwarden.collectors.host.proc_files import (
     DiskBooks,
     NfsMount,
@@ -53,11 +54,13 @@ class HostCollector:
     """
 
     class Config(Config, frozen=True, kw_only=True):
-        """`slow_every`: file systems and NFS are looked at every so many ticks; `ranks`: CPU use of each rank."""
+        """`slow_every`: file systems and NFS are looked at every so many ticks; `ranks`: CPU use of each rank;
+        `cgroups`: where control groups are mounted."""
 
         interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600.0)] = 1.0
         slow_every: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 15
         proc: str = "/proc"
+        cgroups: str = "/sys/fs/cgroup"
         ranks: bool = True
 
     def __init__(self, config: Config, scope: Scope, clock: Clock) -> None:
@@ -225,12 +228,15 @@ class HostCollector:
         """CPU and memory of each rank's process, by pid so that a restarted rank is not mixed with its predecessor."""
         before, self._ranks = self._ranks, {}
         rows: dict[str, Values] = {}
+        room = MemoryRoom(self._proc, self._config.cgroups)
         for pid, rank in self._rank_pids.by_pid().items():
             usage = rank_usage(self._proc, pid)
             if usage is None:
                 continue
             self._ranks[pid] = usage.times_s
             values = dict(usage.values)
+            if (left := room.of(pid)) is not None:
+                values["rank_cgroup_memory_available_bytes"] = left
             last = before.get(pid)
             if last is not None and elapsed_s is not None:
                 values |= _rates(last, usage.times_s, elapsed_s)

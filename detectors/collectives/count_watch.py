@@ -28,7 +28,7 @@ BUSY_S: Final = 30.0
 BUSY_SHARE: Final = 0.1
 EXPLAINS: Final = 0.8  # of a usual step must have passed to explain a hang that others see
 LONGEST_TIMES: Final = 3.0  # such standstills may last so many times the longest that went over by itself
-_PAUSES: Final = frozenset({"checkpoint", "evaluation", "data", "start"})  # in which only a link is to blame
+_PAUSES: Final = frozenset({"checkpoint", "evaluation", "compile", "data", "start"})  # in which only a link is to blame
 _ENDS: Final = frozenset({"restart", "exit", "ended"})
 
 

@@ -37,7 +37,7 @@ STANDSTILL_STEPS: Final = 3.0
 OUTLIVED_S: Final = 2.0
 RAS_PAIR_S: Final = (2.0, 600.0)  # apart
 _CERTAIN: Final = 1.0  # the score of a rank that RAS has given up
-_PAUSES: Final = frozenset({"checkpoint", "evaluation", "data", "restart"})
+_PAUSES: Final = frozenset({"checkpoint", "evaluation", "compile", "data", "restart"})
 _HANGS: Final = frozenset({"hang", "collective_mismatch"})
 _STARTS: Final = frozenset({"restart", "job_start"})
 

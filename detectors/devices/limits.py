@@ -14,7 +14,7 @@ from trainwarden.errors import ConfigError
 from trainwarden.records import IncidentKind, Severity
 
 FILE: Final = Path(__file__).with_name("limits.toml")
-Phase = Literal["start", "restart", "checkpoint", "evaluation", "data", "exit"]
+Phase = Literal["start", "restart", "checkpoint", "evaluation", "compile", "data", "exit"]
 _UNSET: Final = (None, False, ())
 
 

@@ -29,14 +29,16 @@ _KIND: Final = "memory_leak"
 RANK: Final = "rank_anonymous_memory_bytes"
 DEVICE: Final = "gpu_memory_used_bytes"
 HOST_LEFT: Final = "host_memory_available_bytes"
+GROUP_LEFT: Final = "rank_cgroup_memory_available_bytes"
 DEVICE_LEFT: Final = "gpu_memory_free_bytes"
 MAX_SUSPECTS: Final = 16
 WARM_STEPS: Final = 20  # allocators, workers and caches grow until then
+_GROUP: Final = "in its control group"
 SOON_S: Final = 72 * 3600.0  # what takes longer to fill the memory is for another day
 
 
 class Leak(NamedTuple):
-    """An entity whose floors rise: bytes a second, how much in how long, and what is left of its memory."""
+    """An entity whose floors rise: bytes a second, how much in how long, and what is left `where`."""
 
     entity: Entity
     metric: str
@@ -45,6 +47,14 @@ class Leak(NamedTuple):
     span_s: float
     since_s: float
     left: float | None
+    where: str
+
+    def shares(self, other: Leak) -> bool:
+        """True if both use up the same memory; ranks of one control group are sent the same number."""
+        same = (self.metric, self.where, self.entity.node) == (other.metric, other.where, other.entity.node)
+        if self.metric == DEVICE:
+            return same and self.entity.device == other.entity.device
+        return same and (self.where != _GROUP or self.left == other.left)
 
 
 class MemoryLeak:
@@ -59,7 +69,11 @@ class MemoryLeak:
         """Nothing to set."""
 
     role = Role(
-        reads="samples", opens=("verified",), weight=0.0, metrics=(RANK, DEVICE, HOST_LEFT, DEVICE_LEFT), past=False
+        reads="samples",
+        opens=("verified",),
+        weight=0.0,
+        metrics=(RANK, DEVICE, HOST_LEFT, GROUP_LEFT, DEVICE_LEFT),
+        past=False,
     )
     contract_stream = staticmethod(leak_records)
     more = False
@@ -67,7 +81,7 @@ class MemoryLeak:
     def __init__(self, config: Config) -> None:
         self._floors: dict[str, Floors] = {}
         self._entities: dict[str, dict[int, Entity]] = {}
-        self._left: dict[str, float] = {}  # of nodes, and of devices by node and device
+        self._left: dict[str, float] = {}  # of nodes, and by node and device of GPUs and of ranks' control groups
         self._restarts = 0
         self._found: list[Leak] = []
 
@@ -130,12 +144,12 @@ class MemoryLeak:
             floors.take(samples.rows, samples.times_s[:, sample], values[:, sample])
 
     def _note_left(self, samples: FamilySamples) -> None:
-        """What is left on nodes and devices, by the newest sample."""
-        for metric in (HOST_LEFT, DEVICE_LEFT):
+        """What is left on nodes, on devices and in ranks' control groups, by the newest sample."""
+        for metric in (HOST_LEFT, GROUP_LEFT, DEVICE_LEFT):
             if metric in samples.names:
                 newest = samples.values[:, samples.names.index(metric), -1]
                 there = np.flatnonzero(np.isfinite(newest)).tolist()
-                whose = (_place(samples.entities[row], metric == DEVICE_LEFT) for row in there)
+                whose = (_place(samples.entities[row], metric != HOST_LEFT) for row in there)
                 self._left |= dict(zip(whose, newest[there].tolist(), strict=True))
 
     def _look(self, held: bool = False) -> list[Leak]:
@@ -146,10 +160,9 @@ class MemoryLeak:
             for row in np.flatnonzero((floors.rate > 0.0).any(axis=1)).tolist():
                 scale = int(np.argmax(floors.rate[row] > 0.0))
                 entity, span_s = self._entities[metric][row], SCALES_S[scale] * (BINS - 2)
-                left = self._left.get(_place(entity, metric == DEVICE))
                 rate, grown = float(floors.rate[row, scale]), float(floors.grown[row, scale])
                 since_s = float(floors.since_s[row, scale])
-                found.append(Leak(entity, metric, rate, grown, span_s, since_s, left))
+                found.append(Leak(entity, metric, rate, grown, span_s, since_s, *self._least_left(entity, metric)))
         soon = [one for one in found if one.left is None or one.left / one.rate < SOON_S]
         return sorted(soon, key=lambda one: -one.rate)
 
@@ -157,7 +170,7 @@ class MemoryLeak:
         step_s = float(quiet_median(job_duration_s(window, slice(-100, None))))
         suspects = tuple(
             Suspect(
-                score=1.0 if place == 0 else 0.9, reason=_said(one, self._others(one), step_s), rank=one.entity.rank,
+                score=1.0 if place == 0 else 0.9, reason=_said(one, self._together(one), step_s), rank=one.entity.rank,
                 node=one.entity.node, device=one.entity.device if one.metric == DEVICE else None,
             )
             for place, one in enumerate(self._found[:MAX_SUSPECTS])
@@ -172,11 +185,19 @@ class MemoryLeak:
             at_step=int(window.steps[-1]) if len(window.steps) else None,
         )  # fmt: skip
 
-    def _others(self, leak: Leak) -> float:
-        """Bytes a second by which all that use up the same memory grow together."""
-        alone = leak.metric == DEVICE
-        mine = _place(leak.entity, alone)
-        return sum(one.rate for one in self._found if one.metric == leak.metric and _place(one.entity, alone) == mine)
+    def _least_left(self, entity: Entity, metric: str) -> tuple[float | None, str]:
+        """What is left of an entity's memory, and where."""
+        own = self._left.get(_place(entity, with_device=True))
+        if metric == DEVICE:
+            return own, "of the device"
+        node = self._left.get(_place(entity, with_device=False))
+        if own is not None and (node is None or own < node):
+            return own, _GROUP
+        return node, f"on {entity.node or 'its node'}"
+
+    def _together(self, leak: Leak) -> float:
+        """Bytes a second by which all that use up the same memory grow."""
+        return sum(one.rate for one in self._found if leak.shares(one))
 
 
 def _place(entity: Entity, with_device: bool) -> str:
@@ -190,8 +211,7 @@ def _said(leak: Leak, together: float, step_s: float) -> str:
     words = f"grows by {a_step}{_size(leak.rate * 3600.0)} an hour, {_size(leak.grown)} in {_span(leak.span_s)}"
     if leak.left is None:
         return words
-    where = "of the device" if leak.metric == DEVICE else f"on {leak.entity.node or 'its node'}"
-    return f"{words}; the {_size(leak.left)} that are left {where} are used up in {_span(leak.left / together)}"
+    return f"{words}; the {_size(leak.left)} that are left {leak.where} are used up in {_span(leak.left / together)}"
 
 
 def _size(count: float) -> str:

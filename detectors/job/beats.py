@@ -18,13 +18,15 @@ from trainwarden.records import HeartbeatRecord
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-PHASES: Final = ("start", "compute", "wait", "checkpoint", "data", "evaluation", "exit")
+PHASES: Final = ("start", "compute", "wait", "checkpoint", "data", "evaluation", "exit", "compile")
 PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
 WAIT: Final = PHASE_CODE["wait"]
 EXIT: Final = PHASE_CODE["exit"]
 MAX_COUNT: Final = 2**53  # larger numbers are damage
-KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluation", "data"))
-_LONG_PAUSES: Final = np.array([*(phase in {"checkpoint", "evaluation"} for phase in PHASES), False])  # -1: unknown
+KNOWN_PAUSES: Final = tuple(PHASE_CODE[name] for name in ("checkpoint", "evaluation", "compile", "data"))
+_LONG_PAUSES: Final = np.array(
+    [*(phase in {"checkpoint", "evaluation", "compile"} for phase in PHASES), False]
+)  # -1: unknown
 _DATA: Final = PHASE_CODE["data"]
 _LONG_LOAD_S: Final = 1.0  # of a data phase: after one that was as long as a pause the rank has gone on, too
 _GONE: Final = frozenset("ZX")

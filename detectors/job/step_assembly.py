@@ -195,7 +195,7 @@ def phase(steps: StepAssembly, alive: Ints, finished: bool, manned: bool) -> str
         return "exit"
     if steps.quiet_left > 0 and manned:
         return "start"
-    for name in ("checkpoint", "evaluation", "data"):
+    for name in ("checkpoint", "evaluation", "compile", "data"):
         if (alive == PHASE_CODE[name]).any():
             return name
     return ""

@@ -57,8 +57,8 @@ class Window:
     still_s : float
         How long no rank has made a step or a collective call, as counted by the service.
     phase : str
-        Why slowness would be no news: ``start``, ``restart``, ``checkpoint``, ``evaluation``, ``data``, ``exit``,
-        ``ended`` (the launcher has said so), or empty.
+        Why slowness would be no news: ``start``, ``restart``, ``checkpoint``, ``evaluation``, ``compile``, ``data``,
+        ``exit``, ``ended`` (the launcher has said so), or empty.
     quiet_rows, repaced_rows : bool [rows]
         Rows in which slowness is planned; rows after which another pace is.
     last : bool

@@ -1,4 +1,4 @@
-"""Vote: the job stands still in a phase that has always been much shorter: data loading, evaluation, checkpoint.
+"""Vote: the job stands still in a phase that has always been much shorter: loading, evaluation, checkpoint, compiling.
 
 A phase is compared with its own history and with what the other ranks do. The vote comes while the stall lasts; once it
 is over, the event of the pause gives its whole length. How long such a standstill may last before the ranks are taken
@@ -30,7 +30,12 @@ PAUSE: Final = "rank_pause_seconds"
 """The metric that votes on phases blame; no other vote that opens an incident does."""
 _KIND: Final = "phase_stalls"
 _DATA: Final = "data"
-_KINDS: Final[dict[str, IncidentKind]] = {"data": "data_stall", "evaluation": "data_stall", "checkpoint": "checkpoint"}
+_KINDS: Final[dict[str, IncidentKind]] = {
+    "data": "data_stall",
+    "evaluation": "data_stall",
+    "checkpoint": "checkpoint",
+    "compile": "slow_job",
+}
 MAX_SUSPECTS: Final = 16
 KEPT: Final = 32  # pauses of each phase that held up the job
 NOTED_S: Final = 1.0  # shorter ones are no history worth keeping: the least time that is ever judged is longer

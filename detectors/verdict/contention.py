@@ -14,49 +14,35 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from trainwarden.detectors.job.common_mode import quiet_median
+from trainwarden.detectors.job.common_mode import median_of_others, quiet_median
 from trainwarden.detectors.job.window import Window, job_duration_s
-from trainwarden.detectors.peers.cpu_wait import (
-    LEAST_TICKS,
-    LEVEL_S,
-    ON_CPU,
-    QUEUED,
-    STOLEN,
-    USED,
-    most_explaining,
-    said,
+from trainwarden.detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, ON_CPU, QUEUED, STOLEN, most_explaining, said
+from trainwarden.detectors.peers.rank_seconds import (
+    BUSY,
+    GROWN,
+    RECENT_S,
+    CpuGrowth,
+    RankSeconds,
+    cpu_growth,
+    in_steps,
+    mean,
+    measured,
 )
-from trainwarden.detectors.peers.episodes import onset_rows
 from trainwarden.records import IncidentRecord, Suspect, Vote
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-BUSY: Final = 0.1  # of the time the others of a node wait for a processor; some 0.01 where there are enough
+Columns = npt.NDArray[np.intp]
 FULL: Final = 0.9  # of a host's processors in use: who waits for one there waits for the host
-RECENT_S: Final = 10.0
 HOST_S: Final = 4.0  # so long is waited for what the host says: it is looked at once a second
 LASTING_S: Final = 30.0  # the pace of a shared machine wanders: what is shorter is no incident of the host
-GROWN: Final = float(np.log(1.25))  # of the time on a processor; sharing one costs a rank some 1.2 in caches
-ERRORS: Final = 3.0  # standard errors that this must be above none
-CPU_TICKS: Final = 8  # seconds without which nothing is known of it
+ERRORS: Final = 3.0  # standard errors that growth of CPU time must be above none
 SPLITS_S: Final = (10.0, 20.0, 30.0, 45.0)  # ago: other beginnings that are tried
 LATER_S: Final = 3.0  # seconds by which a beginning must be later to be told instead
+ALONE: Final = 0.2  # of the time, and twice: so much longer than each other rank of its host waits one that is starved
+LEAST_OTHERS: Final = 2  # ranks of the same host beside which that is seen
 _KINDS: Final = frozenset({"slow_compute", "slow_job", "metric_anomaly"})
-_OF_PACE: Final = ("iteration_", "rank_cpu_", "rank_run_queue_", "rank_involuntary_switches_")
-
-
-class _Ranks(NamedTuple):
-    """What is measured of the ranks in each second [seconds, ranks], in the order of the window's ranks."""
-
-    seconds: npt.NDArray[np.int64]
-    on_cpu: Floats
-    queued: Floats
-    stolen: Floats  # of each rank's node
-    used: Floats  # share of the node's processors
-
-    def between(self, after_s: float, until_s: float) -> Flags:
-        """Which seconds are wholly within."""
-        return np.asarray((self.seconds > after_s) & (self.seconds <= until_s))
+_OF_PACE: Final = ("iteration_", "rank_cpu_", "rank_run_queue_", "rank_involuntary_switches_", "host_cpu_")
 
 
 class _Found(NamedTuple):
@@ -66,62 +52,80 @@ class _Found(NamedTuple):
     since_s: float | None = None
 
 
-class _Growth(NamedTuple):
-    """Log of how many times as long a rank is on a processor, beside the others, its standard error, and since when."""
-
-    log_ratio: float
-    error: float
-    since_s: float
-
-
 def excused(votes: Mapping[str, Vote], window: Window, incidents: Sequence[IncidentRecord]) -> dict[str, Vote]:
     """The votes without ranks that only a busy host makes slow; whoever an open incident names already stays named.
 
     A vote that then names nobody is about the host where its ranks wait for a processor more than they did.
     """
-    named = {suspect.rank for one in incidents for suspect in one.suspects if suspect.rank is not None}
-    wanted = {name: vote for name, vote in votes.items() if _of_pace(vote) and not _known(vote, named)}
+    slow = (one for one in incidents if one.kind != "host_contention")  # whoever that names only suffers
+    named = {suspect.rank for one in slow for suspect in one.suspects if suspect.rank is not None}
+    votes = {
+        name: _calm(vote, "a rank is slow") if _explained(vote, window, incidents) else vote
+        for name, vote in votes.items()
+    }
+    wanted = {name: vote for name, vote in votes.items() if _of_pace(vote) and not _known(vote, named, incidents)}
     if not wanted:
         return dict(votes)
-    ranks = _ranks(window)
+    ranks = measured(window)
     return {**votes, **{name: _excused(vote, window, ranks, named) for name, vote in wanted.items()}}
 
 
+def _explained(vote: Vote, window: Window, incidents: Sequence[IncidentRecord]) -> bool:
+    """True if a vote would open an incident of the host where a rank is known to be slow, or all have ended."""
+    kinds = {one.kind for one in incidents}
+    host = vote.opinion == "anomalous" and vote.kind == "host_contention" and not vote.hard
+    return host and "host_contention" not in kinds and ("slow_compute" in kinds or not window.live.any())
+
+
 def _of_pace(vote: Vote) -> bool:
-    """True if a vote is about the pace of the job or of ranks, and of nothing else."""
+    """True if a vote is about the pace of the job or of ranks, of nothing else, and was not judged by CPU time yet."""
     pace = bool(vote.metrics) and all(name.startswith(_OF_PACE) for name in vote.metrics)
-    return vote.opinion == "anomalous" and not vote.hard and pace and vote.kind in _KINDS
+    judged = vote.verified and ON_CPU in vote.metrics
+    return vote.opinion == "anomalous" and not vote.hard and pace and vote.kind in _KINDS and not judged
 
 
-def _known(vote: Vote, named: set[int]) -> bool:
-    """True if a vote names ranks, all of which are named already."""
-    return bool(vote.suspects) and all(suspect.rank in named for suspect in vote.suspects)
+def _known(vote: Vote, named: set[int], incidents: Sequence[IncidentRecord]) -> bool:
+    """True if a vote names ranks, all of which are named already, or joins an open incident of slowness."""
+    if vote.suspects:
+        return all(suspect.rank in named for suspect in vote.suspects)
+    return any(one.kind in ("slow_compute", "slow_job") for one in incidents)
 
 
-def _excused(vote: Vote, window: Window, ranks: _Ranks, named: set[int]) -> Vote:
+def _excused(vote: Vote, window: Window, ranks: RankSeconds, named: set[int]) -> Vote:
     onset_s = vote.onset_s if vote.onset_s is not None else max(window.end_s - RECENT_S, 0.0)
-    kept, why, since_s = list[Suspect](), "", list[float]()
-    for suspect in vote.suspects:
-        column = None if suspect.rank in named else _column(window, suspect.rank)
-        found = _Found() if column is None else _judged(column, onset_s, window, ranks)
-        if found.excuse:
-            why = why or found.excuse
-        else:
-            kept.append(suspect)
-            since_s.append(onset_s if found.since_s is None else found.since_s)
-    if vote.suspects and not why:
-        return _began(vote, min(since_s), window)
+    if not vote.suspects:
+        return _of_job(vote, onset_s, window, ranks)
+    judged = _judged(vote.suspects, onset_s, window, ranks, named)
+    kept = [(one, found) for one, found in zip(vote.suspects, judged, strict=True) if not found.excuse]
     if kept:
-        reason = kept[0].reason if kept[0].rank is None else f"rank {kept[0].rank} {kept[0].reason}"
-        return _began(msgspec.structs.replace(vote, suspects=tuple(kept), reason=reason), min(since_s), window)
-    if not vote.suspects and not (busiest := _busiest(window, ranks)):
-        return vote
+        since_s = min(onset_s if found.since_s is None else found.since_s for _, found in kept)
+        first, suspects = kept[0][0], tuple(one for one, _ in kept)
+        if len(kept) < len(judged):
+            reason = first.reason if first.rank is None else f"rank {first.rank} {first.reason}"
+            vote = msgspec.structs.replace(vote, suspects=suspects, reason=reason)
+        return _began(vote, since_s, window)
     host = _of_host(vote, onset_s, window, ranks)
-    if host is None and not vote.suspects:
-        return vote
     if host is not None and window.end_s - onset_s >= LASTING_S:
         return host
-    why = why or f"{busiest}; how long that lasts remains to be seen"
+    return _calm(vote, judged[0].excuse)
+
+
+def _of_job(vote: Vote, onset_s: float, window: Window, ranks: RankSeconds) -> Vote:
+    """A vote that the whole job is slow: on a busy host it has to last, and is the host's where waiting explains it."""
+    if not window.live.any():
+        return _calm(vote, "all ranks have ended")
+    busiest = _busiest(window, ranks)
+    if not busiest:
+        return vote
+    if window.end_s - onset_s < LASTING_S:
+        return _calm(vote, f"{busiest}; how long that lasts remains to be seen")
+    host = _of_host(vote, onset_s, window, ranks)
+    if host is not None:
+        return host
+    return vote if _slow_itself(onset_s, window, ranks) else _calm(vote, busiest)
+
+
+def _calm(vote: Vote, why: str) -> Vote:
     return Vote(opinion="normal", score=min(vote.score, 0.499), reason=why)
 
 
@@ -133,144 +137,130 @@ def _began(vote: Vote, since_s: float, window: Window) -> Vote:
     return msgspec.structs.replace(vote, onset_s=since_s, onset_step=int(window.steps[row]))
 
 
-def _judged(column: int, onset_s: float, window: Window, ranks: _Ranks) -> _Found:
-    """Why the rank in `column` is not to be named, or since when it is slow."""
-    others = window.live & (np.array(window.nodes) == window.nodes[column])
-    others[column] = others.sum() == 1
-    late = ranks.between(max(onset_s, window.end_s - RECENT_S), np.inf)
-    lost = _lost(ranks, late)
-    measured = np.isfinite(lost[others]).any()
-    if not measured and window.end_s - onset_s < HOST_S and np.isfinite(_lost(ranks, ~late)[others]).any():
-        return _Found("what the host says remains to be seen")
-    busy = float(quiet_median(lost[others])) if measured else 0.0
-    if _mean(ranks.used[late])[column] >= FULL:  # its peer may have a processor for itself while this one has not
-        busy = float(np.fmax(busy, lost[column]))
-    if not busy >= BUSY or _waits_little(column, onset_s, window, ranks):
-        return _Found()
+def _judged(
+    suspects: Sequence[Suspect], onset_s: float, window: Window, ranks: RankSeconds, named: set[int]
+) -> list[_Found]:
+    """Of each suspect why it is not to be named, or since when it is slow."""
+    places = {int(rank): column for column, rank in enumerate(window.ranks)}
+    known = [one.rank for one in suspects if one.rank is not None and one.rank in places and one.rank not in named]
+    columns = np.array([places[rank] for rank in known], dtype=np.intp)
+    late = ranks.between(max(onset_s, window.end_s - RECENT_S))
+    beside, busy = _waits(columns, late, window, ranks)
+    before, _ = _waits(columns, ~late, window, ranks)
+    early = window.end_s - onset_s < HOST_S
+    unseen = np.isnan(beside) & early & np.isfinite(before)
+    waiting = (busy >= BUSY) & ~_waits_little(onset_s, window, ranks)[columns]
+    splits_s = (onset_s, *(window.end_s - ago for ago in SPLITS_S if window.end_s - ago > onset_s))
+    grown = cpu_growth(ranks, window.live, in_steps(window, ranks.seconds), splits_s) if waiting.any() else None
+    found = {
+        rank: _Found("what the host says remains to be seen") if unseen[place]
+        else _said(int(columns[place]), float(busy[place]), grown, window) if waiting[place] and grown is not None
+        else _Found()
+        for place, rank in enumerate(known)
+    }  # fmt: skip
+    return [_Found() if one.rank is None else found.get(one.rank, _Found()) for one in suspects]
+
+
+def _said(column: int, busy: float, grown: CpuGrowth, window: Window) -> _Found:
+    """Whether a rank that waits for processors is slow in CPU time, in words if not."""
     where = f"the ranks of {window.nodes[column] or 'this host'} wait for a CPU {busy:.0%} of the time"
-    grown = _on_cpu(column, onset_s, window, ranks)
-    if grown is None:
+    height = float(grown.log_ratio[column])
+    if not np.isfinite(height):
         return _Found(where)
-    if grown.log_ratio >= max(GROWN, ERRORS * grown.error):
-        return _Found(since_s=grown.since_s)
-    times = f"{float(np.exp(grown.log_ratio)):.2f} times as long as before"
+    if height >= max(GROWN, ERRORS * float(grown.error[column])):
+        return _Found(since_s=float(grown.since_s[column]))
+    times = f"{float(np.exp(height)):.2f} times as long as before"
     return _Found(f"{where}; beside the others, rank {int(window.ranks[column])} is on a CPU {times}")
 
 
-def _on_cpu(column: int, onset_s: float, window: Window, ranks: _Ranks) -> _Growth | None:
-    """How a rank's CPU time has grown beside the others', where that is clearest; None where it is not known.
-
-    A vote that noise has begun tells too early a beginning, so later ones are tried.
-    """
-    calm = np.flatnonzero(~window.quiet_rows)
-    first_s = float(window.ends_s[calm[0]]) if calm.size else np.inf
-    others = np.where(window.live, ranks.on_cpu, np.nan)
-    others[:, column] = np.nan
-    own, beside = ranks.on_cpu[:, column], quiet_median(others.T)
-    best: _Growth | None = None
-    for split_s in (onset_s, *(window.end_s - back for back in SPLITS_S if window.end_s - back > onset_s)):
-        after, error = _ratio(own, beside, ranks.between(max(first_s, split_s), np.inf))
-        before, error_before = _ratio(own, beside, ranks.between(max(first_s, split_s - LEVEL_S), split_s))
-        if np.isnan(after):
-            continue
-        if np.isnan(before):
-            before = error_before = 0.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            risen = np.log(own / beside)[:, None] - before
-        grown = _Growth(after - before, float(np.hypot(error, error_before)), split_s)
-        if best is None or grown.log_ratio * best.error > best.log_ratio * grown.error:
-            lasts = int(onset_rows(np.where(np.isfinite(risen), risen, np.nan), np.array([grown.log_ratio]))[0])
-            began_s = float(ranks.seconds[-lasts]) if grown.log_ratio > 0.0 else split_s
-            best = grown._replace(since_s=max(onset_s, began_s))
-    return best
+def _waits(columns: Columns, when: Flags, window: Window, ranks: RankSeconds) -> tuple[Floats, Floats]:
+    """How much of the time the other ranks of the same nodes wait, and how busy that makes the host [columns]."""
+    lost, nodes = ranks.lost(when), np.array(window.nodes)
+    others = (nodes[:, None] == nodes[columns]) & window.live[:, None]
+    alone = others.sum(axis=0) == 1
+    others[columns, np.arange(columns.size)] &= alone
+    beside = quiet_median(np.where(others, lost[:, None], np.nan))
+    # On a full host a peer may have a processor for itself while this one has not.
+    full = mean(ranks.used[when])[columns] >= FULL
+    return beside, np.where(full, np.fmax(beside, lost[columns]), beside)
 
 
-def _ratio(own: Floats, beside: Floats, when: Flags) -> tuple[float, float]:
-    """Log of `own` over `beside` in the seconds `when`, and its standard error; NaN where these are too few."""
-    known = when & np.isfinite(own) & np.isfinite(beside)
-    count = int(known.sum())
-    total, usual = float(own[known].sum()), float(beside[known].sum())
-    if count < CPU_TICKS or min(total, usual) <= 0.0:
-        return float("nan"), float("nan")
-    apart = own[known] - total / usual * beside[known]
-    return float(np.log(total / usual)), float(apart.std() * np.sqrt(count) / total)
-
-
-def _waits_little(column: int, onset_s: float, window: Window, ranks: _Ranks) -> bool:
-    """True if a rank computes longer than the others by more than all that it waits for a processor."""
+def _waits_little(onset_s: float, window: Window, ranks: RankSeconds) -> Flags:
+    """Which ranks compute longer than the others by more than all that they wait for a processor [ranks]."""
     rows = (window.ends_s > onset_s) & ~window.quiet_rows
-    seconds = ranks.between(onset_s, np.inf)
+    seconds = ranks.between(onset_s)
     if not rows.any() or not seconds.any():
-        return False
+        return np.zeros(len(window.ranks), dtype=np.bool_)
     took_s = float(np.mean(job_duration_s(window, slice(None))[rows]))
-    waited_s = took_s * np.nan_to_num(_lost(ranks, seconds))
-    work_s = np.where(window.live, _mean(window.compute_s[rows].astype(np.float64)), np.nan) - waited_s
-    others = work_s.copy()
-    others[column] = np.nan
-    return bool(work_s[column] - float(quiet_median(others)) >= waited_s[column])
+    waited_s = took_s * np.nan_to_num(ranks.lost(seconds))
+    work_s = np.where(window.live, mean(window.compute_s[rows].astype(np.float64)), np.nan) - waited_s
+    return np.asarray(work_s - median_of_others(work_s[None])[0] >= waited_s)
 
 
-def _busiest(window: Window, ranks: _Ranks) -> str:
+def _busiest(window: Window, ranks: RankSeconds) -> str:
     """Which host's ranks wait for a processor now, in words; empty if none's do."""
-    lost = np.where(window.live, _lost(ranks, ranks.between(window.end_s - RECENT_S, np.inf)), np.nan)
+    lost = ranks.lost(ranks.between(window.end_s - RECENT_S))  # those that end just now waited too
     worst = int(np.argmax(np.nan_to_num(lost))) if lost.size else 0
     if not lost.size or not lost[worst] >= BUSY:
         return ""
     return f"the ranks of {window.nodes[worst] or 'this host'} wait for a CPU {lost[worst]:.0%} of the time"
 
 
-def _of_host(vote: Vote, onset_s: float, window: Window, ranks: _Ranks) -> Vote | None:
-    """A vote about the node whose ranks wait more than they did, if that explains the slowness."""
+class _Levels(NamedTuple):
+    """What steps take and ranks wait, before an onset and since."""
+
+    before_s: float
+    now_s: float
+    before: Floats
+    now: Floats
+
+
+def _levels(onset_s: float, window: Window, ranks: RankSeconds) -> _Levels | None:
+    """None where there are too few steps."""
     duration_s = job_duration_s(window, slice(None))
     calm = ~window.quiet_rows & np.isfinite(duration_s)
     before_s, now_s = duration_s[calm & (window.ends_s <= onset_s)], duration_s[calm & (window.ends_s > onset_s)]
     if min(before_s.size, now_s.size) < LEAST_TICKS:
         return None
-    then, late = ranks.between(onset_s - LEVEL_S, onset_s), ranks.between(max(onset_s, window.end_s - LEVEL_S), np.inf)
-    before, now = _lost(ranks, then), _lost(ranks, late)
-    worst = most_explaining(before, now, float(np.median(before_s)), float(np.median(now_s)))
-    return None if worst is None else host_vote(vote, window.nodes[worst], float(before[worst]), float(now[worst]))
+    before = ranks.lost(ranks.between(onset_s - LEVEL_S, onset_s))
+    now = ranks.lost(ranks.between(max(onset_s, window.end_s - LEVEL_S)))
+    return _Levels(float(np.median(before_s)), float(np.median(now_s)), before, now)
 
 
-def host_vote(vote: Vote, node: str, before: float, now: float) -> Vote:
-    """`vote` as one about `node`, whose ranks wait for a processor the share `now` of the time, and `before` then."""
-    reason = f"the ranks of {node or 'the host'} {said(before, now)}"
+def _slow_itself(onset_s: float, window: Window, ranks: RankSeconds) -> bool:
+    """True if steps have grown by more than all that any rank waits for a processor, or by the CPU time of most."""
+    levels = _levels(onset_s, window, ranks)
+    if levels is None:
+        return False
+    if levels.now_s - levels.before_s >= levels.now_s * float(np.nan_to_num(levels.now).max(initial=0.0)):
+        return True
+    then, late = (
+        mean(ranks.on_cpu[when]) for when in (ranks.between(onset_s - LEVEL_S, onset_s), ranks.between(onset_s))
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        grown = np.log(late * levels.now_s) - np.log(then * levels.before_s)
+    return float(quiet_median(grown[np.isfinite(grown)])) >= GROWN
+
+
+def _of_host(vote: Vote, onset_s: float, window: Window, ranks: RankSeconds) -> Vote | None:
+    """A vote about the node whose ranks wait more than they did, if that explains the slowness.
+
+    It names the rank that alone waits so long, as the one that suffers.
+    """
+    levels = _levels(onset_s, window, ranks)
+    worst = None if levels is None else most_explaining(levels.before, levels.now, levels.before_s, levels.now_s)
+    if levels is None or worst is None:
+        return None
+    node, share = window.nodes[worst], float(levels.now[worst])
+    others = levels.now[window.live & (np.array(window.nodes) == node) & (np.arange(len(window.nodes)) != worst)]
+    most = float(np.fmax.reduce(others, initial=0.0))
+    alone = np.isfinite(others).sum() >= LEAST_OTHERS and share >= max(2.0 * most, most + ALONE)
+    reason = f"the ranks of {node or 'the host'} {said(float(levels.before[worst]), share)}"
+    if alone:
+        who = f"rank {int(window.ranks[worst])} {said(float(levels.before[worst]), share)}"
+        reason = f"{who}, the other ranks of {node or 'the host'} {most:.0%} at most"
+    suspect = Suspect(score=1.0, reason=reason, node=node or None, rank=int(window.ranks[worst]) if alone else None)
     return msgspec.structs.replace(
         vote, kind="host_contention", severity="sev3", reason=reason, metrics=(QUEUED, STOLEN), verified=True,
-        suspects=(Suspect(score=1.0, reason=reason, node=node or None),),
+        suspects=(suspect,),
     )  # fmt: skip
-
-
-def _column(window: Window, rank: int | None) -> int | None:
-    places = [] if rank is None else np.flatnonzero(window.ranks == rank).tolist()
-    return places[0] if places else None
-
-
-def _lost(ranks: _Ranks, when: Flags) -> Floats:
-    """The share of time that each rank could not run in the seconds `when` [ranks]; NaN where that is not known."""
-    return np.asarray(_mean(ranks.queued[when]) + np.nan_to_num(_mean(ranks.stolen[when])))
-
-
-def _mean(values: Floats) -> Floats:
-    known = np.isfinite(values)
-    count = known.sum(axis=0)
-    total = np.where(known, values, 0.0).sum(axis=0)
-    return np.asarray(np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0))
-
-
-def _ranks(window: Window) -> _Ranks:
-    """The newest seconds of all ranks."""
-    end = int(np.floor(window.end_s))
-    seconds = np.arange(end - int(2 * LEVEL_S) + 1, end + 1)
-    size = len(window.ranks)
-    entities, of_ranks = window.board.by_second("rank", (ON_CPU, QUEUED), seconds)
-    columns = {int(rank): place for place, rank in enumerate(window.ranks)}
-    pairs = [(columns[one.rank], row) for row, one in enumerate(entities) if one.rank in columns]
-    mine, rows = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
-    table = np.full((2, seconds.size, size), np.nan)
-    table[:, :, mine] = of_ranks[:, :, rows]
-    hosts, of_hosts = window.board.by_second("host", (STOLEN, USED), seconds)
-    places = {one.node or "": row for row, one in enumerate(hosts)}
-    unknown = np.full((2, seconds.size, 1), np.nan)
-    of_nodes = np.concatenate([of_hosts, unknown], axis=2)[:, :, [places.get(node, -1) for node in window.nodes]]
-    return _Ranks(seconds, *table, *of_nodes)

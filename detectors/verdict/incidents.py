@@ -18,6 +18,7 @@ from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.verdict.causes import evidenced
 from trainwarden.detectors.verdict.ensemble import Candidate, family_of, versions_used
 from trainwarden.detectors.verdict.revisions import (
+    DEVICE_KINDS,
     began_together,
     better,
     covers,
@@ -25,6 +26,7 @@ from trainwarden.detectors.verdict.revisions import (
     explains,
     moved,
     overlap,
+    roots,
     same,
 )
 from trainwarden.detectors.verdict.rule import EnsembleConfig
@@ -38,6 +40,8 @@ EVIDENCE_EVERY_S: Final = 2.0
 ENDING: Final = frozenset({"exit", "ended"})  # phases in which ranks end one after the other: nothing to plan for
 KEEP_CLOSED: Final = 200
 JOB_ENDED: Final = "the job has ended"
+ALL_GONE: Final = "all ranks have ended"
+GONE_S: Final = 7.0  # so long are new processes waited for; with what waits for them, a status after 10 s says so
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class IncidentTracker:
         self._open: dict[str, OpenIncident] = {}
         self._closed: list[IncidentRecord] = []
         self._ended: list[IncidentRecord] = []  # closed while reading again: the bus does not know
+        self._gone_since_s: float | None = None
 
     def resume(self, record: IncidentRecord) -> None:
         """Take over the newest revision of an incident that was published before."""
@@ -154,7 +159,9 @@ class IncidentTracker:
             if family_of(entry.record.kind) == candidate.family and same(candidate, entry.record, window.now_s):
                 return entry
         for entry in self._open.values():
-            if echoes(candidate, entry.record) or self._grown_out_of(candidate, entry.record, window):
+            if _echoes(candidate, entry.record, window) or roots(candidate, entry.record):
+                return entry
+            if self._grown_out_of(candidate, entry.record, window):
                 return entry
         return None
 
@@ -182,7 +189,7 @@ class IncidentTracker:
             return True
         onset_s = candidate.onset_s if candidate.onset_s is not None else window.now_s
         for closed in self._closed:
-            if echoes(candidate, closed) and _without_progress(closed, window):
+            if _echoes(candidate, closed, window):
                 return True
             if family_of(closed.kind) != candidate.family or closed.closed_at_s is None:
                 continue
@@ -253,20 +260,32 @@ class IncidentTracker:
     def relieved(self, window: Window, *, live: bool = True) -> list[IncidentRecord]:
         """Ends of what nothing supports any more, once all that a window shows has been joined."""
         out: list[IncidentRecord] = []
+        gone = self._all_gone(window)
         for key, entry in list(self._open.items()):
             quiet_s = window.now_s - entry.supported_s
             over = quiet_s >= self._config.close_after_s
-            if window.finished:
+            left = gone and (bool(window.ended_cleanly.all()) or not _acted_on(entry.record))
+            if left:
+                over = True
+            elif window.finished:
                 over = over or window.now_s - window.end_s > self._config.close_after_s
             elif family_of(entry.record.kind) == "failure":
                 faded = not len(window.steps) and quiet_s >= self._config.fade_s
                 over = over and (faded or _progress(window, entry.record))
             if not over:
                 continue
-            closed = self._close(key, window.now_s, JOB_ENDED if window.finished else "")
+            closed = self._close(key, window.now_s, JOB_ENDED if window.finished else ALL_GONE if left else "")
             if entry.published:
                 (out if live else self._ended).append(closed)
         return out
+
+    def _all_gone(self, window: Window) -> bool:
+        """True once all ranks have been gone for `GONE_S` and no launcher starts them again."""
+        if window.live.any() or not len(window.ranks) or window.finished or window.phase == "restart":
+            self._gone_since_s = None
+        elif self._gone_since_s is None:
+            self._gone_since_s = window.now_s
+        return self._gone_since_s is not None and window.now_s - self._gone_since_s >= GONE_S
 
     def end(self, now_s: float) -> list[IncidentRecord]:
         """Close everything: nobody will hear of the job any more."""
@@ -284,6 +303,11 @@ class IncidentTracker:
         return closed
 
 
+def _acted_on(record: IncidentRecord) -> bool:
+    """True if an engine may be at work on what has ended the ranks: a launcher may start them on other nodes."""
+    return family_of(record.kind) == "failure" or record.kind in DEVICE_KINDS - {"host_contention", "memory_leak"}
+
+
 def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:
     """Identity of the incident that `candidate` opens: job, family, first suspect, onset to a tenth of a second."""
     first = candidate.suspects[0] if candidate.suspects else None
@@ -291,11 +315,13 @@ def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:
     return hashlib.sha256(f"{job}/{candidate.family}/{who}/{onset_s:.1f}".encode()).hexdigest()[:16]
 
 
-def _without_progress(closed: IncidentRecord, window: Window) -> bool:
-    """Whether the job stands where it stood when `closed` was opened: its rank has not come back since."""
-    if closed.opened_step is None or not len(window.steps):
-        return True
-    return int(window.steps[-1]) - closed.opened_step < PROGRESS_STEPS
+def _echoes(candidate: Candidate, record: IncidentRecord, window: Window) -> bool:
+    """Whether `candidate` is an echo of `record`: a hang only if no step was made since that was opened."""
+    if candidate.family == "slow":
+        return record.state != "closed" and echoes(candidate, record)
+    stands = record.opened_step is None or not len(window.steps)
+    stands = stands or int(window.steps[-1]) - (record.opened_step or 0) < PROGRESS_STEPS
+    return stands and echoes(candidate, record)
 
 
 def _scores(votes: Mapping[str, Vote]) -> dict[str, float]:

@@ -30,6 +30,8 @@ PAUSE: Final = "rank_pause_seconds"
 
 def better(record: IncidentRecord, candidate: Candidate, known: bool) -> IncidentRecord | None:
     """`record` with what `candidate` knows better; None if that is nothing. `known`: it rests on facts already."""
+    if echoes(candidate, record):
+        return _followed(record, candidate)
     more_specific = KIND_ORDER.index(candidate.kind) < KIND_ORDER.index(record.kind)
     same_family = family_of(record.kind) == candidate.family
     if PAUSE in candidate.metrics and same_family:
@@ -205,12 +207,28 @@ def overlap(left: tuple[Suspect, ...], right: tuple[Suspect, ...], fields: tuple
 
 
 def echoes(candidate: Candidate, record: IncidentRecord) -> bool:
-    """True if others wait for a rank that is known to have failed of what `record` says, as by a full disk."""
-    if candidate.kind not in _SEEN_OF_HANGS or _surest(record.suspects) < CERTAIN or candidate.onset_s is None:
+    """True if `candidate` is at most what came of `record`, an incident of another family that names the root.
+
+    Ranks hang that wait for one whose process has failed, as by a full disk; a job is slow of whose ranks one leaks.
+    """
+    began_s = record.onset_s if record.onset_s is not None else record.opened_at_s
+    if candidate.onset_s is None or not -SAME_CAUSE_S <= candidate.onset_s - began_s <= ECHO_S:
+        return False
+    same_rank = overlap(candidate.suspects, record.suspects, ("rank",))
+    if candidate.kind in _SEEN_OF_HANGS:
+        unnamed = not any_rank(candidate.suspects) and _surest(record.suspects) >= CERTAIN
+        return record.kind in PROCESS_KINDS and any_rank(record.suspects) and (same_rank or unnamed)
+    slow = candidate.kind in ("slow_job", "slow_compute") and not candidate.hard
+    return slow and record.kind == "memory_leak" and (same_rank or not any_place(candidate.suspects))
+
+
+def roots(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if `candidate` is the root of `record`, which was opened first: a leak of what could only be called slow."""
+    if candidate.kind != "memory_leak" or record.kind not in ("slow_job", "slow_compute") or candidate.onset_s is None:
         return False
     began_s = record.onset_s if record.onset_s is not None else record.opened_at_s
-    after = -SAME_CAUSE_S <= candidate.onset_s - began_s <= ECHO_S
-    return after and record.kind in PROCESS_KINDS and overlap(candidate.suspects, record.suspects, ("rank",))
+    named = any_place(record.suspects) and not overlap(candidate.suspects, record.suspects, ("rank",))
+    return -SAME_CAUSE_S <= began_s - candidate.onset_s <= ECHO_S and not named
 
 
 def began_together(candidate: Candidate, record: IncidentRecord, now_s: float) -> bool:

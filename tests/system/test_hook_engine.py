@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 pytest.importorskip("torch")
 
 SCRIPT = """
-    import json, sys, warnings
+    import json, sys, time, warnings
     warnings.filterwarnings("ignore")
     import torch
     from torch.utils.checkpoint import checkpoint
@@ -63,6 +63,17 @@ SCRIPT = """
     def asked():
         for weight, gradient in zip(model.parameters(), torch.autograd.grad(model(points).sum(), model.parameters())):
             weight.grad = gradient
+
+    def recompiled():
+        def slow_backend(graph, inputs):
+            time.sleep(0.8)
+            return graph
+
+        if step >= 2:
+            torch._dynamo.reset_code_caches()
+            torch.compile(model, backend=slow_backend)(points).sum().backward()
+        else:
+            plain()
 
     def compiled_autograd():
         with torch._dynamo.config.patch(compiled_autograd=True):
@@ -113,3 +124,16 @@ def test_steps_whose_gradients_were_asked_for_are_seen(torch_forks: TorchForks, 
     assert rows is not None
     # Asking alone starts nothing: many do who do not train. The first optimizer's step does.
     assert [row.source for row in rows] == ["optimizer"] * 3
+
+
+def test_a_compilation_is_a_pause_and_no_computing(torch_forks: TorchForks, tmp_path: Path) -> None:
+    (tmp_path / "hook").mkdir()
+    result(torch_forks, tmp_path, "recompiled", TRAINWARDEN_HOOK_DIR=str(tmp_path / "hook"))
+    (path,) = (tmp_path / "hook").glob("*.hook")
+    header, rows, pauses = hook.read_header(path), hook.read_steps(path), hook.read_pauses(str(path))
+    assert header is not None
+    assert rows is not None
+    assert header.errors == 0
+    assert [one.phase for one in pauses or ()] == ["compile"] * 2
+    assert [row.pause_s >= 0.8 for row in rows] == [False, False, True, True]
+    assert rows[3].duration_s >= 0.8 > rows[3].compute_s, "the one before imports the compiler"

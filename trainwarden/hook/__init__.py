@@ -20,7 +20,7 @@ autograd engine, whoever calls it; its threads for devices count as the training
 Duration is compute plus wait plus pause. Waits: collective calls and ``Work.wait`` on the training thread,
 ``wait_tensor``, and for DDP, whose all-reduces never pass Python, the time from an engine callback queued
 before DDP's own to the return of backward. Pauses: ``torch.save``, distributed checkpoints, the data
-loader's ``__next__``, and evaluation from ``model.eval()`` to ``model.train()``. Compute is the rest.
+loader's ``__next__``, evaluation from ``model.eval()`` to ``model.train()``, ``torch.compile``. Compute is the rest.
 
 On CUDA, and on other devices that work behind the host's back, waits on the host return at once: there events of
 the device time the steps and, under DDP, the wait (``device``). Blind: waits inside compiled graphs, replayed CUDA

@@ -15,9 +15,9 @@ MAGIC = int.from_bytes(b"TWHOOK01", "little")
 VERSION = 1
 MAX_RANK = 1_000_000
 
-Phase = Literal["start", "compute", "wait", "checkpoint", "data", "evaluation", "exit"]
-PHASES: tuple[Phase, ...] = ("start", "compute", "wait", "checkpoint", "data", "evaluation", "exit")
-START, COMPUTE, WAIT, CHECKPOINT, DATA, EVALUATION, EXIT = range(7)
+Phase = Literal["start", "compute", "wait", "checkpoint", "data", "evaluation", "exit", "compile"]
+PHASES: tuple[Phase, ...] = ("start", "compute", "wait", "checkpoint", "data", "evaluation", "exit", "compile")
+START, COMPUTE, WAIT, CHECKPOINT, DATA, EVALUATION, EXIT, COMPILE = range(8)
 
 # What ends a step, weakest first.
 SOURCES = ("none", "calls", "backward", "by_hand", "optimizer", "marks")

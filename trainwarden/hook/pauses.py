@@ -1,4 +1,4 @@
-"""Pauses of the training thread: checkpoints, waiting for data, evaluation. Long ones are kept in their ring.
+"""Pauses of the training thread: saving, waiting for data, evaluation, compiling. Long ones are kept in their ring.
 
 And where a checkpoint failed for lack of space: the path, its file system, and how much of it is free.
 """

@@ -27,7 +27,7 @@ from .waits import Calls, Waits
 from .watches import hide_all
 from .watches.calls import watch_broadcast, watch_calls, watch_wait, watch_wait_tensor
 from .watches.groups import watch_groups
-from .watches.pausing import watch_data, watch_distributed_save, watch_mode, watch_save
+from .watches.pausing import watch_compile, watch_data, watch_distributed_save, watch_mode, watch_save
 from .watches.profiler import watch_profiler
 from .watches.training import watch_backward, watch_capture, watch_optimizer, watch_replicas, watch_scaler
 
@@ -79,6 +79,7 @@ class Hook:
             partial(watch_distributed_save, self.pauses),
             partial(watch_data, self.pauses),
             partial(watch_mode, self.evaluation),
+            partial(watch_compile, self.pauses),
             partial(watch_capture, self.device),
             partial(watch_profiler, self.memory, self.steps),
             partial(watch_groups, self.memory, self.steps),

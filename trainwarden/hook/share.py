@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .layout import AT_STANDING, CHECKPOINT, EXIT, PHASES, START
+from .layout import AT_STANDING, CHECKPOINT, COMPILE, EXIT, PHASES, START
 from .memory import let_through
 from .plan import MicroBatchPlan, PauseFile, micro_batches
 from .process import current
@@ -34,12 +34,16 @@ _UNEVEN = {
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Name a pause: ``checkpoint``, ``data`` or ``evaluation``; other names mean nothing."""
+    """Name a pause: ``checkpoint``, ``data``, ``evaluation`` or ``compile``; other names mean nothing."""
     token, code = None, START
     try:
         try:
             hook = current()
-            if hook is not None and name in PHASES[CHECKPOINT:EXIT] and (hook.live or hook.activate()):
+            if (
+                hook is not None
+                and name in (*PHASES[CHECKPOINT:EXIT], PHASES[COMPILE])
+                and (hook.live or hook.activate())
+            ):
                 code = PHASES.index(name)
                 token = hook.begin_pause(code)
         except Exception:

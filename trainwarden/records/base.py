@@ -35,7 +35,7 @@ EventKind = Literal[
 EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
 EVENT_NAME = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*"  # held of what plug-ins declare; on the wire it costs half a decode
 EventName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-Phase = Literal["start", "compute", "wait", "checkpoint", "data", "evaluation", "exit"]
+Phase = Literal["start", "compute", "wait", "checkpoint", "data", "evaluation", "exit", "compile"]
 
 
 def basis_said(basis: str, accelerator: str) -> str:

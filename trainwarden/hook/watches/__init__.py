@@ -5,7 +5,7 @@ there yet. It never imports torch, and what it wraps behaves as without it: same
 
 - ``calls``: what waits for other ranks (`Waits`, `Calls`)
 - ``training``: backward passes, optimizers, DDP (`Backward`, `Ends`)
-- ``pausing``: checkpoints, data, evaluation (`Pauses`, `Evaluation`)
+- ``pausing``: checkpoints, data, evaluation, compilers (`Pauses`, `Evaluation`)
 - ``profiler``: NCCL's profiler plug-in, which is told the steps (`Steps`)
 - ``groups``: the named process groups of the rank, once the first steps are over
 

@@ -1,11 +1,11 @@
-"""Watches on what makes training pause: checkpoints, the next batch of data, evaluation."""
+"""Watches on what makes training pause: checkpoints, the next batch of data, evaluation, compilers."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from ..layout import CHECKPOINT, DATA
+from ..layout import CHECKPOINT, COMPILE, DATA
 from ..pauses import Evaluation, Pauses, path_of_save
 from ..thread import thread_id
 from . import hide, loaded
@@ -37,6 +37,32 @@ def watch_data(pauses: Pauses) -> bool:
         return False
     kind = module._BaseDataLoaderIter
     kind.__next__ = _pausing(pauses, kind.__next__, DATA)
+    return True
+
+
+def watch_compile(pauses: Pauses) -> bool:
+    """Compilations of ``torch.compile``, by the callbacks that it has for their begin and end."""
+    module = loaded("torch._dynamo.callback")
+    if module is None or not hasattr(module, "callback_handler"):
+        return False
+    tokens: list[tuple[int, int]] = []
+
+    def begin(*_: Any) -> None:
+        try:
+            if pauses.memory.live and (token := pauses.begin(COMPILE)) is not None:
+                tokens.append(token)
+        except Exception:
+            pauses.memory.failed()
+
+    def end(*_: Any) -> None:
+        try:
+            if tokens and thread_id() == pauses.thread.owner:
+                pauses.end(tokens.pop(), COMPILE)
+        except Exception:
+            pauses.memory.failed()
+
+    module.callback_handler.register_start_callback(hide(begin))
+    module.callback_handler.register_end_callback(hide(end))
     return True
 
 

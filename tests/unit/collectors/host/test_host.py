@@ -13,6 +13,7 @@ from tests.doubles import ManualClock
 from tests.hook_doubles import write_header
 from trainwarden.catalogue import CATALOGUE
 from trainwarden.collectors.host.collector import HostCollector
+from trainwarden.collectors.host.control_groups import MemoryRoom
 from trainwarden.collectors.host.proc_files import (
     core_times,
     disk_books,
@@ -95,6 +96,52 @@ def test_cpu_satisfaction_of_a_rank(ranks: tuple[HostCollector, ManualClock, Pat
     assert second["rank_cpu_ratio"] == pytest.approx(0.8)
     assert second["rank_cpu_satisfaction_ratio"] == pytest.approx(0.75)
     assert second["rank_run_queue_wait_ratio"] == pytest.approx(0.2)
+
+
+def limited(root: Path, folder: str, names: tuple[str, str], limit: str, used: int) -> None:
+    for name, text in zip(
+        (*names, "memory.stat"), (limit, str(used), "anon 7\ninactive_file 5\ntotal_inactive_file 5"), strict=True
+    ):
+        write(root, f"{folder}/{name}", text + "\n")
+
+
+V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
+
+
+@pytest.mark.parametrize(
+    ("line", "groups", "left"),
+    [
+        ("0::/pod/train", {"pod/train": ("max", 60), "pod": ("100", 70)}, 35.0),  # the limit is that of a group above
+        ("0::/pod/train", {"pod/train": ("90", 60), "pod": ("900", 70)}, 35.0),
+        ("0::/pod/train", {"pod/train": ("max", 60)}, None),
+        ("0::/../../of/the/host", {".": ("90", 60)}, 35.0),  # of a container, whose own group lies at the root
+        ("4:cpu,memory:/slurm/step", {"memory/slurm/step": ("90", 60)}, 35.0),
+        ("4:memory:/slurm/step", {"memory/slurm/step": ("9223372036854771712", 60)}, None),
+        ("4:memory:/docker/of-the-host", {"memory": ("90", 80)}, 15.0),
+        ("4:cpu:/slurm", {"slurm": ("90", 60)}, None),
+        ("junk", {"junk": ("90", 60)}, None),
+    ],
+)  # fmt: skip
+def test_room_in_control_groups(
+    tmp_path: Path, line: str, groups: dict[str, tuple[str, int]], left: float | None
+) -> None:
+    write(tmp_path, "proc/7/cgroup", f"1:name=systemd:/\n{line}\n")
+    for folder, (limit, used) in groups.items():
+        limited(tmp_path / "cgroup", folder, V1 if folder.startswith("memory") else V2, limit, used)
+    assert MemoryRoom(str(tmp_path / "proc"), str(tmp_path / "cgroup")).of(7) == left
+    assert MemoryRoom(str(tmp_path / "proc"), str(tmp_path / "cgroup")).of(8) is None
+
+
+def test_the_room_of_a_rank_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "hook").mkdir()
+    write_header(tmp_path / "hook" / "rank-4-100.hook", 100)
+    write_process(tmp_path / "proc", 100, ticks=1, ran_ns=1, waited_ns=0)
+    write(tmp_path, "proc/100/cgroup", "0::/train\n")
+    limited(tmp_path / "cgroup", "train", V2, "90", 60)
+    config = HostCollector.Config(proc=str(tmp_path / "proc"), cgroups=str(tmp_path / "cgroup"))
+    clock = ManualClock()
+    collector = HostCollector(config, Scope(job="j", node="n", run_dir=str(tmp_path)), clock)
+    assert look(collector, clock)["rank-4"]["rank_cgroup_memory_available_bytes"] == 35.0
 
 
 def test_a_rank_that_is_a_zombie_or_gone_has_no_metrics(ranks: tuple[HostCollector, ManualClock, Path]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.detectors.detection_streams import Run
 from trainwarden.detectors.devices.floors import Floors
 from trainwarden.detectors.devices.leak_stream import START_S, leak_records
-from trainwarden.detectors.devices.memory_leak import MemoryLeak
+from trainwarden.detectors.devices.memory_leak import GROUP_LEFT, RANK, MemoryLeak
 from trainwarden.detectors.testing.windows import windows_of
 from trainwarden.records import MetricsRecord
 
@@ -110,6 +110,26 @@ def test_the_incident_says_how_fast_and_how_long_there_is_memory_left() -> None:
     assert incident.metrics == ("rank_anonymous_memory_bytes",)
     assert incident.onset_s is not None
     assert START_S + 30.0 < incident.onset_s < START_S + 80.0
+
+
+@pytest.mark.parametrize(("shared", "minutes"), [(True, 1.0), (False, 2.0)])
+def test_the_room_in_the_control_group_counts_where_it_is_less_than_the_nodes(shared: bool, minutes: float) -> None:
+    """Two ranks leak 20 MB/s each: of one group they use up the same room, of two each its own."""
+    records = [
+        sent for sent in leak_records(sick=False)
+        if not (isinstance(sent[1], MetricsRecord) and sent[1].names == (RANK,))
+    ]  # fmt: skip
+    for second in range(160):
+        used, left = 1.5e9 + 20e6 * second, (2.4e9, 2.4e9 + (0.0 if shared else 1.0))
+        records.append((START_S + second + 1.0, MetricsRecord(
+            job="job", node="node0", time_s=START_S + second + 1.0, devices=("rank-0", "rank-1"), ranks=(0, 1),
+            names=(RANK, GROUP_LEFT), values=((used, used), left),
+        )))  # fmt: skip
+    (incident,) = Run(now_s=START_S).play(records, START_S + 165.0).incidents
+    words = f"; the 2.4 GB that are left in its control group are used up in {60.0 * minutes:.0f} s"
+    if minutes == 2.0:
+        words = words.replace("120 s", "2 min")
+    assert [words in one.reason for one in incident.suspects] == [True, True], incident.suspects
 
 
 def test_a_device_leaks_against_its_own_memory_and_mapped_files_are_no_leak() -> None:

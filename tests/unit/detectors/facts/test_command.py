@@ -112,6 +112,12 @@ def test_what_only_followed_is_told_where_nothing_else_is_known() -> None:
         (("sh: 1: pyton: not found",), 127, "user_error", "exit code 127: sh: 1: pyton: not found"),
         (("usage: train.py", "train.py: error: unrecognized arguments: --lr2"), 2, "user_error", "unrecognized"),
         (("OSError: [Errno 98] Address already in use",), 1, "user_error", "Address already in use"),
+        (
+            ("/usr/bin/python3.11: can't open file '/a/missing.py': [Errno 2] No such file or directory",),
+            2,
+            "user_error",
+            "can't open file",
+        ),
         (("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",), 1, "cuda_out_of_memory", "2.00 GiB"),
         (("MemoryError",), 1, "out_of_memory", "MemoryError"),
     ],

@@ -110,7 +110,7 @@ def test_one_stall_does_not_hide_the_next() -> None:
     assert of(phases.played()) == [("data_stall", "closed", [1]), ("data_stall", "closed", [1])]
 
 
-@pytest.mark.parametrize("phase", ["evaluation", "checkpoint"])
+@pytest.mark.parametrize("phase", ["evaluation", "checkpoint", "compile"])
 @pytest.mark.parametrize("ranks", [(0,), (0, 1, 2, 3)])
 def test_evaluations_and_checkpoints_of_a_healthy_job_are_left_in_peace(phase: str, ranks: tuple[int, ...]) -> None:
     phases = Phases()
@@ -120,7 +120,9 @@ def test_evaluations_and_checkpoints_of_a_healthy_job_are_left_in_peace(phase: s
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("phase", "kind"), [("evaluation", "data_stall"), ("checkpoint", "checkpoint")])
+@pytest.mark.parametrize(
+    ("phase", "kind"), [("evaluation", "data_stall"), ("checkpoint", "checkpoint"), ("compile", "slow_job")]
+)
 def test_a_phase_of_all_ranks_with_a_history_is_judged_by_it(phase: str, kind: IncidentKind) -> None:
     phases = Phases()
     for _ in range(4):

@@ -10,7 +10,8 @@ import pytest
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, Run
 from trainwarden.detectors.job.board import MetricBuffer
 from trainwarden.detectors.peers.cpu_wait import ON_CPU, QUEUED, USED
-from trainwarden.detectors.verdict.contention import CPU_TICKS, HOST_S
+from trainwarden.detectors.peers.rank_seconds import CPU_TICKS
+from trainwarden.detectors.verdict.contention import HOST_S
 from trainwarden.records import IncidentRecord, MetricsRecord
 
 SLOW, STEPS = 80, 160
@@ -96,15 +97,33 @@ def test_a_rank_that_alone_waits_for_a_processor_is_named_with_that() -> None:
     assert "rank 2 waited for a CPU" in incident.reason
 
 
-def test_a_rank_whose_peers_have_processors_for_themselves_on_a_full_host_is_not_named() -> None:
-    """Of two ranks on two processors one is alone, the other beside a busy loop."""
-    job = measured(slow(), lambda rank, late: 0.5 if rank == 2 and late else 0.03, lambda rank, late: 0.3)
+@pytest.mark.parametrize(("ranks", "suffers"), [(4, 2), (3, 2)])
+def test_a_rank_that_alone_waits_on_a_full_host_suffers_and_is_not_slow(ranks: int, suffers: int) -> None:
+    """It shares its processor with a busy loop, the others have theirs for themselves."""
+    job = measured(slow(ranks=ranks), lambda rank, late: 0.5 if rank == 2 and late else 0.03, lambda rank, late: 0.3)
+    full(job)
+    (incident,) = told(job)
+    assert (incident.kind, [(one.rank, one.node) for one in incident.suspects]) == (
+        "host_contention",
+        [(suffers, "node0")],
+    )
+    assert "the other ranks of node0 3% at most" in incident.reason
+
+
+def test_of_two_ranks_on_a_full_host_none_is_named_for_waiting_alone() -> None:
+    """One is alone on a processor, the other beside a busy loop: one witness is too few."""
+    job = Job(slow=lambda rank, step: 1.6 if rank == 1 and step >= SLOW else 1.0, noise=0.02, ranks=2).run(STEPS)
+    full(measured(job, lambda rank, late: 0.5 if rank == 1 and late else 0.03, lambda rank, late: 0.3))
+    assert named(job) == []
+
+
+def full(job: Job) -> None:
+    """All processors of the host are in use."""
     for second in range(int(job.end_s - START_S)):
         at_s = START_S + second
         job.add(
             at_s, MetricsRecord(job=JOB, node="node0", time_s=at_s, devices=("host",), names=(USED,), values=((1.0,),))
         )
-    assert named(job) == []
 
 
 def test_a_rank_that_is_named_stays_named_when_the_host_becomes_busy() -> None:

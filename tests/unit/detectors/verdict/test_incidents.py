@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.unit.detectors.detection_streams import START_S, Job, event
@@ -181,7 +182,8 @@ def test_peers_that_wait_for_a_rank_whose_disk_is_full_are_no_second_incident(af
     story.at(0.0, candidate("storage", 1, hard=True))
     waits = candidate("hang", 1, onset_s=START_S + after_s, hard=True)
     story.at(after_s, candidate("storage", 1, hard=True), waits)
-    assert [(one.kind, one.state) for one in story.told] == [("storage", "opened")]
+    assert [(one.kind, one.state) for one in story.told] == [("storage", "opened"), ("storage", "updated")]
+    assert story.told[-1].evidence["followed"] == ["hang: because hang"]
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,58 @@ def test_a_hang_of_another_rank_or_time_is_a_second_incident(kind: Any, rank: in
     hang = candidate("hang", rank, onset_s=START_S + after_s, hard=True)
     story.at(max(0.0, after_s), candidate("storage", 1, hard=True), hang)
     assert [one.kind for one in story.told] == ["storage", "hang"]
+
+
+@pytest.mark.parametrize(
+    "waits", [candidate("hang", onset_s=START_S + 9.0), candidate("hang", 1, onset_s=START_S + 9.0)]
+)
+@pytest.mark.parametrize("score", [1.0, 0.8])
+def test_what_waits_for_a_failed_rank_is_an_echo_also_where_nobody_is_named(waits: Candidate, score: float) -> None:
+    """Of a root that is not certain only a hang of the same rank is."""
+    story = Story()
+    story.at(0.0, candidate("storage", 1, hard=True, score=score))
+    story.at(10.0, waits)
+    kinds = {one.id: one.kind for one in story.told}
+    assert list(kinds.values()) == (["storage"] if score == 1.0 or waits.suspects else ["storage", "hang"])
+    if score == 1.0:
+        assert story.told[-1].evidence["followed"] == ["hang: because hang"]
+
+
+def test_a_hang_after_steps_is_no_echo_of_a_disk_that_was_full_before() -> None:
+    story = Story()
+    story.progress(-1.0)
+    opened = story.at(0.0, candidate("storage", 1, hard=True))
+    story.joiner.resume(replace_step(opened[0], 0))
+    story.progress(80.0)
+    story.at(82.0, candidate("hang", 1, onset_s=START_S + 81.0))
+    assert [one.kind for one in story.told if one.state == "opened"] == ["storage", "hang"]
+
+
+def replace_step(record: IncidentRecord, step: int) -> IncidentRecord:
+    return msgspec.structs.replace(record, opened_step=step, revision=record.revision + 1)
+
+
+@pytest.mark.parametrize("slow", [candidate("slow_job", onset_s=START_S + 60.0), candidate("slow_compute", 1)])
+def test_a_job_that_is_slow_while_a_rank_leaks_is_one_incident_in_either_order(slow: Candidate) -> None:
+    story = Story()
+    story.at(0.0, candidate("memory_leak", 1))
+    story.at(61.0, candidate("memory_leak", 1), slow)
+    assert len({one.id for one in story.told}) == 1
+    assert story.told[-1].kind == "memory_leak"
+    assert story.told[-1].evidence["followed"] == [f"{slow.kind}: because {slow.kind}"]
+    other = Story()
+    other.at(61.0, slow)
+    other.at(62.0, slow, candidate("memory_leak", 1))
+    assert [(one.id, one.kind) for one in other.told] == [
+        (other.told[0].id, slow.kind),
+        (other.told[0].id, "memory_leak"),
+    ]
+
+
+def test_a_rank_that_is_slow_while_another_leaks_is_another_incident() -> None:
+    story = Story()
+    story.at(0.0, candidate("memory_leak", 1), candidate("slow_compute", 2))
+    assert [one.kind for one in story.told] == ["memory_leak", "slow_compute"]
 
 
 def test_a_hang_is_no_root_of_a_crash_without_words_but_what_explains_the_crash_is() -> None:
@@ -489,6 +543,26 @@ def test_where_steps_are_told_a_failure_lasts_until_they_go_on() -> None:
     story.at(0.0, candidate("out_of_memory", 1))
     assert story.at(1000.0) == []
     assert [one.kind for one in story.joiner.open] == ["out_of_memory"]
+
+
+@pytest.mark.parametrize(("kind", "code", "closes"), [
+    ("slow_compute", 1, True), ("memory_leak", 1, True), ("crash", 1, False), ("gpu_lost", 1, False), ("hang", 0, True),
+])  # fmt: skip
+def test_where_all_ranks_are_gone_what_only_they_could_show_is_closed_with_the_reason(
+    kind: IncidentKind, code: int, closes: bool
+) -> None:
+    """What has ended them stays open where they may be started again: an engine may be at work on it."""
+    story, found = Story(), candidate(kind, 0)
+    job = Job(ranks=2).run(5, start_s=START_S - 8.0)
+    for _, record in job.records:
+        story.state.feed(record)
+    story.at(0.0, found)
+    for rank in range(2):
+        story.state.feed(event("process_exit", START_S + 1.0, rank, code=code))
+    for after_s in (1.5, 3.0, 7.0):
+        assert story.at(after_s, found) == []
+    closed = [one for one in story.at(9.0, found) if one.state == "closed"]
+    assert [one.evidence.get("closed") for one in closed] == (["all ranks have ended"] if closes else [])
 
 
 def test_a_job_that_nobody_hears_of_any_more_leaves_nothing_open() -> None:
