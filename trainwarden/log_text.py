@@ -119,11 +119,13 @@ PREFIXES: Final = (
         labelled=True,
     ),
 )
+_EMBEDDED: Final = re.compile(r"\[rank[0-9]{1,6}\]:")
 _ALWAYS: Final = tuple(re.compile(row.pattern) for row in PREFIXES if not row.labelled)
 _LABELS: Final = tuple(re.compile(row.pattern) for row in PREFIXES if row.labelled)
 _FIRST_CHARS: Final = frozenset("[(r")
 _LABEL_LINES: Final = 200
 _FEWEST_LABELS: Final = 4  # unless the file begins with one
+_MOST_BEFORE: Final = 400  # characters
 
 
 @dataclass(slots=True)
@@ -171,6 +173,22 @@ def writer_of(text: str, label: re.Pattern[str] | None = None) -> Writer:
     return found
 
 
+def embedded(text: str) -> Writer | None:
+    """Who wrote a line that begins as nothing known does, where torch's prefix of a rank stands further on.
+
+    It names a rank behind a progress bar, the number of the line or a name that some tool has put there as well.
+
+    Examples
+    --------
+    >>> embedded(" 40%|##  | 2/5 [00:01<00:01]job.n4 [stderr] [rank3]: KeyError: 'x'")
+    Writer(rest="KeyError: 'x'", rank=3, local=None, node=None, pid=None)
+    >>> embedded("see [rank3] above") is None
+    True
+    """
+    match = _EMBEDDED.search(text, 0, _MOST_BEFORE)
+    return writer_of(text[match.start() :]) if match else None
+
+
 def behind_prefixes(text: str, rank: int | None) -> str:
     """The line behind its writer's prefixes, where it is known of which rank it is: of one line no label shows.
 
@@ -181,9 +199,12 @@ def behind_prefixes(text: str, rank: int | None) -> str:
     >>> behind_prefixes("2: conv", None)
     '2: conv'
     """
-    rest = writer_of(text).rest
-    if rank is None:
+    found = writer_of(text)
+    rest = found.rest
+    if rank is None or found.named:
         return rest
+    if (inner := embedded(rest)) is not None and inner.rank == rank:
+        return inner.rest
     for label in _LABELS:
         match = label.match(rest)
         if match is not None and "rank" in label.groupindex and int(match["rank"]) == rank:
@@ -216,7 +237,20 @@ def label_of(lines: Sequence[str]) -> re.Pattern[str] | None:
         if first is None:
             continue
         looked_at = lines[first : first + _LABEL_LINES]
-        labelled = sum(label.match(line) is not None for line in looked_at)
-        if 2 * labelled > len(looked_at) and (first == 0 or labelled >= _FEWEST_LABELS):
+        found = [match for line in looked_at if (match := label.match(line))]
+        if 2 * len(found) > len(looked_at) and (first == 0 or len(found) >= _FEWEST_LABELS) and not _counts(found):
             return label
     return None
+
+
+def _counts(found: Sequence[re.Match[str]]) -> bool:
+    """Whether labels are numbers of lines: they rise by one, from another number than 0, or torch names other ranks."""
+    if "rank" not in found[0].re.groupindex:
+        return False
+    numbers = [int(match["rank"]) for match in found]
+    rising = list(range(numbers[0], numbers[0] + len(numbers)))
+    if len(numbers) >= _FEWEST_LABELS and numbers[0] > 0 and numbers == rising:
+        return True
+    inner = [writer_of(match.string[match.end() :]).rank for match in found]
+    others = [number != rank for number, rank in zip(numbers, inner, strict=True) if rank is not None]
+    return 2 * sum(others) > len(others)

@@ -136,6 +136,7 @@ class Consequences(msgspec.Struct):
         stopped_s : float
             Silence that makes a job stopped, where its end is not told.
         """
+        # Whoever speaks first of another's end has witnessed it, and is no suspect.
         first, cause = self.first, self.cause
         if first is None or self.known or line_s - self.last_s > near_s:
             return None
@@ -153,7 +154,6 @@ class Consequences(msgspec.Struct):
         return Vote(
             opinion="anomalous", score=0.6, kind=first.kind, severity=first.severity, onset_s=first.time_s,
             reason=f"only consequences seen; {seen} ({first.rule}): {first.line[:160]}",
-            suspects=(Suspect(score=0.3, reason=first.line[:200], rank=first.rank, node=first.node or None),),
         )  # fmt: skip
 
 

@@ -207,7 +207,7 @@ class LogWindow:
     def _note(self, rule: LogRule, line: LogLine) -> None:
         kind, severity, class_, role = rule.kind, rule.severity, rule.class_, rule.role
         key = f"{line.node}/{line.source}"
-        device = device_of(line.line) if class_ in {"H", "N"} else None
+        device = device_of(line.line) if class_ in {"H", "N"} or rule.id == "kernel.storage" else None
         if role == "root" and class_ == "A" and self._just_ended(line):
             role = "cascade"
         finding = Finding(

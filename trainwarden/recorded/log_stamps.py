@@ -13,7 +13,10 @@ from typing import Literal, NamedTuple
 
 # Every pattern is tried at one place only, repeats single classes and has no repeat inside a repeat: linear time.
 _CLOCK = r"([0-9]{2}):([0-9]{2}):([0-9]{2}(?:[.,][0-9]{1,9})?)"
-_ISO = re.compile(r"([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})[T ]" + _CLOCK + r"(?: ?(Z|[+-][0-9]{2}:?[0-9]{2})\b)?")
+_ISO = re.compile(
+    r"([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2}(?:[.,][0-9]{1,9})?))?"
+    r"(?: ?(Z|UTC|GMT|[+-][0-9]{2}:?[0-9]{2})\b)?"
+)
 _UNIX = re.compile(r"([12][0-9]{9}(?:\.[0-9]{1,9})?)(?![0-9A-Za-z_./:-])")
 _SYSLOG = re.compile(
     r"(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) (?:([0-9]{4}) )?"
@@ -81,7 +84,7 @@ def _midnight_s(year: int, month: int, day: int) -> float:
 
 @lru_cache(maxsize=256)
 def _zone_s(zone: str) -> float:
-    if zone == "Z":
+    if zone[0] not in "+-":
         return 0.0
     digits = zone[1:].replace(":", "")
     seconds = int(digits[:2]) * 3600.0 + int(digits[2:]) * 60.0
@@ -165,7 +168,7 @@ class Stamps:
     def _iso(self, match: re.Match[str]) -> float:
         year, month, day, hours, minutes, seconds, zone = match.groups()
         midnight_s = _midnight_s(int(year), int(month), int(day))
-        return self._dated(midnight_s + _clock_s(hours, minutes, seconds) - (_zone_s(zone) if zone else 0.0))
+        return self._dated(midnight_s + _clock_s(hours, minutes, seconds or "0") - (_zone_s(zone) if zone else 0.0))
 
     def _dated(self, time_s: float) -> float:
         if self.dated_s is None and not math.isnan(time_s):

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.errors import DataError
-from trainwarden.log_text import clean, label_of, writer_of
+from trainwarden.log_text import clean, embedded, label_of, writer_of
 from trainwarden.recorded.files import bounded_lines, mistake, opened, reading
 from trainwarden.recorded.job import LogTable
 from trainwarden.recorded.joining.read_log import ReadLog
@@ -37,6 +37,7 @@ _REST_OF_GROUP = re.compile(r"[^\[\]]{0,120}\]")
 _RANK_IN_GROUP = re.compile(r"(?:PG [A-Za-z0-9_() :-]{1,60} )?[Rr]ank[ :=]{0,2}([0-9]{1,6})")
 # What torchrun says of a process that has ended, in a line and in a table: often nobody else names its rank.
 _DIED = re.compile(r"failed \(exitcode: -?[0-9]{1,3}\) local_rank: ([0-9]{1,6}) \(pid: [0-9]{1,10}\)")
+_DEEPSPEED = re.compile(r"--local_rank=([0-9]{1,6})\b")  # in the command that its launcher says has ended
 _ROW = re.compile(r" {0,4}rank {1,8}: ([0-9]{1,6}) \(local_rank: ([0-9]{1,6})\)$")
 _OF_ROW = re.compile(r" {0,4}(?:exitcode|error_file|traceback) {0,4}: (Signal )?")
 _NUMBERED = re.compile(r" {0,6}([0-9]{1,6}): ")
@@ -243,6 +244,8 @@ class _LineReader:
                 inner = writer_of(after.lstrip(" "), self._label)
                 nodes[place] = _host(after) or inner.node or writer.node
                 rank, at_rank = (inner.rank, inner.local) if inner.named else (rank, at_rank)
+            elif rank is None and (deeper := embedded(rest)) is not None:
+                rank, rest = deeper.rank, deeper.rest
             if rank is None:
                 rank = _rank_in_groups(rest[stamp.end : stamp.end + 300])
             if rank is None and at_rank is None:
@@ -260,7 +263,9 @@ class _LineReader:
         return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines, self._label), from_boot, local)
 
     def _died(self, text: str) -> tuple[int | None, int | None]:
-        """Rank and local rank of the process whose death of a signal torchrun tells of in this line."""
+        """Rank and local rank of the process whose death a launcher tells of in this line."""
+        if "exits with return code" in text and (match := _DEEPSPEED.search(text)):
+            return None, int(match[1])
         if "local_rank: " in text:
             row, line = _ROW.match(text), _DIED.search(text)
             self._row = int(row[1]) if row else None

@@ -23,7 +23,7 @@ _SIGNALS: Final = {
 _STOPS: Final = frozenset({1, 2, 15})  # what whoever ends a process sends first
 _BY_SHELL: Final = 128
 
-Says = Literal["failed", "stopped", "row", "done", "first", "block"]
+Says = Literal["failed", "stopped", "row", "done", "first", "block", "note"]
 
 
 class EndingRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     says : str
         ``failed``: processes ended by themselves; ``stopped``: the launcher ends the others; ``done``: the run is done;
         ``first``, ``row``: parts of a table, of its first failure and of whom the next line is; ``block``: the next
-        traceback is of that rank.
+        traceback is of that rank; ``note``: more of a table, which says nothing by itself.
     ranks : tuple of int
         Global ranks; empty if the line names none.
     code : int or None

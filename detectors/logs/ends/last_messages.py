@@ -20,7 +20,7 @@ from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Verd
 from trainwarden.detectors.logs.findings import EVENT_KIND
 from trainwarden.detectors.logs.loss_lines import goes_on
 from trainwarden.detectors.logs.rules import LogRule, shipped_rules
-from trainwarden.log_text import writer_of
+from trainwarden.log_text import embedded, writer_of
 from trainwarden.recorded.job import LogTable, RecordedJob
 from trainwarden.recorded.log_stamps import Stamps
 from trainwarden.records import EventRecord, IncidentKind
@@ -133,6 +133,9 @@ class _Reader:
         if np.isfinite(log.times_s[place]) and (stamp := self._stamps.read(rest)).end:
             rest = writer_of(rest[stamp.end :].lstrip(" "), log.label).rest
             self._warns = self._warns or _WARNING.match(rest) is not None
+        elif (inner := embedded(rest)) is not None:
+            rest = inner.rest
+            self._warns = self._warns or _WARNING.match(rest) is not None
         return rest
 
     def in_traceback(self, table: int, place: int) -> bool:
@@ -240,6 +243,8 @@ class _Reader:
     def _ended(self, attempt: Attempt, order: Order, table: int, rank: int | None, ending: Ending) -> None:
         if ending.says == "done":
             attempt.done = order
+        elif ending.says == "note":
+            return
         elif ending.says == "first":
             self._first[table] = True
         elif ending.says == "row":

@@ -152,6 +152,8 @@ def _root(attempt: Attempt, failed: Ends) -> Cause:
     if best.rank is None:
         known = first if first is not None else next((rank for _, _, rank in failed if rank is not None), None)
         best.rank = known
+    if best.node is None:
+        best.node = next((end.node for _, end, rank in failed if end.node and rank == best.rank), None)
     return best
 
 

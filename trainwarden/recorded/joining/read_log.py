@@ -49,11 +49,11 @@ class ReadLog:
 
     @property
     def of_first_node(self) -> bool:
-        """Whether torchrun's agent names processes by their local ranks, and its table does not say of another node."""
+        """Whether a launcher names processes by their local ranks, and no table of torchrun says of another node."""
         rows = [match for line in self.table.lines if "local_rank: " in line and (match := _ROW.match(line))]
         if any(row[1] != row[2] for row in rows):
             return False
-        return any("local_rank: " in self.table.lines[place] for place in self.local or ())
+        return any("local_rank" in self.table.lines[place] for place in self.local or ())
 
     def of_local(self, *, single_node: bool) -> dict[int, int]:
         """Global rank by local rank: the same on a job's only node, else counted from the first rank of the file."""

@@ -300,10 +300,10 @@ def test_a_job_that_stops_and_leaves_only_consequences_is_told_with_the_first_of
     vote = last_words((1, 5.0, CLOSED), (3, 4.0, TIMEOUT), (0, 5.5, CLOSED))
     assert (vote.opinion, vote.kind, vote.onset_s) == ("anomalous", "hang", START_S + 4.0)
     assert vote.reason.startswith("only consequences seen; first was rank 3 at ")
-    assert vote.suspects[0].rank == 3
-    assert vote.suspects[0].score < 0.5
+    assert not vote.suspects  # whoever tells of another's end has witnessed it
     vote = last_words((1, 5.0, CLOSED), (0, 5.5, CLOSED))
-    assert (vote.kind, vote.suspects[0].rank) == ("crash", 1)
+    assert (vote.kind, vote.suspects) == ("crash", ())
+    assert "first was rank 1 at " in vote.reason
 
 
 RAISED = "[rank2]: KeyError: 'input_ids'"

@@ -1,0 +1,97 @@
+"""Kinds of logs that public reports of failed jobs hold, in words of our own: who is named, and who is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.detectors.last_words.judged import TIMED_OUT, judged, only, raised
+
+TABLE = """Failures:
+[1]:
+  time      : 2026-11-04_13:02:58
+  rank      : 3 (local_rank: 3)
+  exitcode  : 1 (pid: 7003)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+[2]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 7000)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 7000
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 7001)
+  error_file: <N/A>"""
+UNKNOWN_PREFIXES = (
+    " 2026-11-04 08:10 {said}",  # a stamp to the minute
+    "bench-giant.node-4 [stderr] {said}",
+    "Epoch 0:  6%|#  | 320/5001 [6:28:43<94:39:17, 1.37it/s, loss=2.6]{said}",
+)
+
+
+def test_what_surrounds_a_row_of_torchruns_table_is_no_consequence(tmp_path: Path) -> None:
+    assert only(tmp_path, *TABLE.splitlines()) == ("crash", 1)
+
+
+@pytest.mark.parametrize("prefix", UNKNOWN_PREFIXES)
+def test_torchs_prefix_names_a_rank_behind_anything(tmp_path: Path, prefix: str) -> None:
+    heard = [prefix.format(said=f"[rank{rank}]: ready") for rank in range(4)]
+    waited = [prefix.format(said=TIMED_OUT.format(rank=rank, clock="08:10:05")) for rank in (0, 1, 3)]
+    assert only(tmp_path, *heard, *waited) == ("hang", 2)
+
+
+def test_numbers_of_lines_are_no_ranks(tmp_path: Path) -> None:
+    said = ["{'loss': 0.6, 'epoch': 0.3}", *(TIMED_OUT.format(rank=rank, clock="08:10:05") for rank in (0, 4, 3, 2))]
+    (incident,) = judged(tmp_path, {"logs.txt": [f"[{80740 + place}] {line}" for place, line in enumerate(said)]})
+    assert incident.kind == "hang"
+    assert not incident.suspects
+
+
+def test_whoever_tells_of_anothers_end_is_no_suspect(tmp_path: Path) -> None:
+    mesh = "[rank{rank}]:[E421 02:05:38.76{rank}490322 ProcessGroupGloo.cpp:143] Gloo connectFullMesh failed with [pair.cc:144] no error"  # noqa: E501
+    assert only(tmp_path, *(mesh.format(rank=rank) for rank in (4, 6))) == ("crash", None)
+
+
+@pytest.mark.parametrize("done", ["worker-1 exited with code 0", "      Exit Code:    0"])
+def test_a_container_that_ends_with_code_0_has_not_failed(tmp_path: Path, done: str) -> None:
+    assert not judged(tmp_path, {"logs.txt": ["worker-1  | {'loss': 1.1, 'epoch': 0.02}", done]})
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "rank"),
+    [
+        ("[2026-11-04 15:45:13,982] [ERROR] [launch.py:321:sigkill_handler] ['python', '--local_rank=1', '--fp16'] exits with return code = -7", "crash", 1),  # noqa: E501
+        ("2026-11-04 16:03:15.140058: E coordination_service.cc:954] /job:jax_worker/replica:0/task:37 has been set to ERROR: UNAVAILABLE: Task /job:jax_worker/replica:0/task:37 heartbeat timeout.", "crash", 37),  # noqa: E501
+        ("2026-11-04 02:10:11.120500: F client.h:80] Terminating process because the JAX distributed service detected fatal errors.", "crash", None),  # noqa: E501
+        ("(raylet) [2026-11-04 15:18:33,592 E 30307 30344] (raylet) node_manager.cc:2963: System memory low at node with IP 172.17.0.2.", "out_of_memory", None),  # noqa: E501
+        ('time="2026-11-04T09:32:29Z" level=info msg="Pod: team.job-worker-0 exited with code 1" job=team.job', "crash", None),  # noqa: E501
+        ("[ 1632.420956] infiniband efa_0: Failed to process command ALLOC_PD (opcode 14) comp_status 1 err -12", "nic_error", None),  # noqa: E501
+        ("[Wed Jun 28 13:19:08 2026] nvme nvme4: failed nvme_keep_alive_end_io error=10", "storage", None),
+        ("h1:9:13 [4] ib_plugin.c:16 NCCL WARN NET/IBP:Got completion from peer 7.6.13.83<363> with status=12 vendor err 129", "nic_error", None),  # noqa: E501
+    ],
+)  # fmt: skip
+def test_what_reports_show_is_read(tmp_path: Path, said: str, kind: str, rank: int | None) -> None:
+    assert only(tmp_path, said) == (kind, rank)
+
+
+def test_a_failing_disk_and_the_node_of_a_signal_are_named(tmp_path: Path) -> None:
+    for name in ("disk", "signal"):
+        (tmp_path / name).mkdir()
+    said = "[  120.103133] nvme nvme0: I/O 900 QID 2 timeout, reset controller"
+    (disk,) = judged(tmp_path / "disk", {"dmesg.txt": [said]})
+    assert disk.suspects[0].device == "nvme0"
+    lines = [
+        "[ge:7000] Signal: Segmentation fault (11)",
+        "mpiexec noticed that process rank 0 with PID 7000 on node ge exited on signal 11 (Segmentation fault).",
+    ]
+    (signal,) = judged(tmp_path / "signal", {"logs.txt": lines})
+    assert (signal.suspects[0].rank, signal.suspects[0].node) == (0, "ge")
+
+
+def test_a_zone_by_name_belongs_to_the_stamp(tmp_path: Path) -> None:
+    lines = raised(1, "ZeroDivisionError: division by zero", "2026-11-04 04:05:06.101 UTC [default{rank}]:")
+    ended = "2026-11-04 04:05:08.101 UTC E1104 04:05:08.101000 12 torch/api.py:882] failed (exitcode: 1) local_rank: 1 (pid: 99) of binary: x"  # noqa: E501
+    assert only(tmp_path, *lines, ended) == ("exception", 1)
