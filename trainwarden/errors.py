@@ -52,11 +52,13 @@ class RecordsRefused(BusError):
     ----------
     records : tuple of (topic, key, value)
         What was refused, as it was encoded.
+    is_repeated : bool
+        Whether each of their topics refused the record before as well: then nothing new is to be logged.
     """
 
-    def __init__(self, text: str, records: tuple[tuple[str, str, bytes], ...]) -> None:
+    def __init__(self, text: str, records: tuple[tuple[str, str, bytes], ...], *, is_repeated: bool = False) -> None:
         super().__init__(text)
-        self.records = records
+        self.records, self.is_repeated = records, is_repeated
 
 
 class NotJudged(WardenError):

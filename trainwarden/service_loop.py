@@ -253,7 +253,8 @@ def flush(bus: Bus, metrics: SelfMetrics) -> list[Output]:
 def _count_refused(metrics: SelfMetrics, error: RecordsRefused) -> None:
     what = "Outputs that no topic takes."
     metrics.count("outputs_refused_total", what, len(error.records), kind=type(error).__name__)
-    log.error("outputs refused", extra={"fields": {"error": str(error)}})
+    if not error.is_repeated:
+        log.error("outputs refused", extra={"fields": {"error": str(error)}})
 
 
 def shortened(record: Record) -> Record:

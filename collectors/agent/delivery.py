@@ -207,6 +207,8 @@ class Delivery:
                 return
             except RecordsRefused as error:
                 self._drop(len(error.records), "refused")
+                if error.is_repeated:
+                    continue
                 named = sorted({f"{topic} {key[:80]}" for topic, key, _ in error.records})[:5]
                 fields = {"records": len(error.records), "of": named, "error": str(error)}
                 log.warning("records refused", extra={"fields": fields})

@@ -19,6 +19,7 @@ WARM_UP_STEPS: Final = 10  # first steps of an incarnation: allocator, autotunin
 LATE_S: Final = 2.0  # a step is not waited for longer than this after a rank has ended it, by that rank's own clock
 MAX_PENDING: Final = 64  # steps that are open at the same time; more means ranks that do not step together
 MAX_STEP: Final = 2**53  # larger numbers are damage, not steps
+MAX_EPOCHS: Final = 64  # newest epochs whose begin is remembered: more restarts than an agent's spool outlasts
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class StepAssembly:
         self._sampled: Sequence[int] = []  # the first step of which only calls were told
         self._pending: dict[tuple[int, int], Pending] = {}
         self._closed: tuple[int, int] = (-1, -1)
-        self._epoch = np.zeros(0, dtype=np.int64)
+        self._epoch_begin_s: dict[int, float] = {}  # the end of the first step in each epoch
         self._numbers = StepNumbers()
         self._last_end_s = np.zeros(0)
         self._begun = np.zeros(0, dtype=np.bool_)
@@ -70,7 +71,6 @@ class StepAssembly:
 
     def resize(self, room: int) -> None:
         """Make room for `room` columns."""
-        self._epoch = widened(self._epoch, room, int(self._epoch.max(initial=0)))
         self._numbers.resize(room)
         self._last_end_s = widened(self._last_end_s, room, np.nan)
         self._begun = widened(self._begun, room, False)
@@ -93,7 +93,7 @@ class StepAssembly:
             self.counts["odd"] += 1
             return
         if not self._begun[column]:
-            self._begin(column, step)
+            self._begin(column, step, end_s)
         self._absent[column] = False
         before = int(self._numbers.high[column])
         number = self._numbers.of(column, step, end_s)
@@ -102,14 +102,14 @@ class StepAssembly:
             return
         if int(self._numbers.high[column]) < before:
             self._forget(column, number)
-        key = (int(self._epoch[column]), number)
+        key = (int(self._numbers.epoch[column]), number)
         pending = self._pending.get(key)
         if pending is None and key <= self._closed:
             late = self.ring.fill(key[0], number, column, cell)
             self.counts["late" if late else "duplicates"] += 1
             return
         if pending is None:
-            room = self._epoch.size
+            room = self._numbers.epoch.size
             values = np.full((len(COLUMNS), room), np.nan, dtype=np.float32)
             pending = Pending(values, np.full(room, np.nan), np.zeros(room, dtype=np.bool_))
             self._pending[key] = pending
@@ -148,14 +148,30 @@ class StepAssembly:
             self._sampled = (self._sampled or steps)[:1]
             self.quiet_left = min(self.quiet_left, max(0, WARM_UP_STEPS - 1 - (steps[-1] - self._sampled[0])))
 
-    def _begin(self, column: int, step: int) -> None:
+    def _begin(self, column: int, step: int, end_s: float) -> None:
         self._begun[column] = True
-        if step <= self._numbers.high[column]:  # gone back to a checkpoint: the same step numbers come again
-            newest = int(self._epoch.max(initial=0))
-            behind = newest > self._epoch[column]  # other ranks have gone back already
-            self._epoch[column] = newest if behind else self._epoch[column] + 1
-        self._numbers.begin(column, step)
+        epoch = self._epoch_of(column, step, end_s)
+        self._epoch_begin_s.setdefault(epoch, end_s)
+        if len(self._epoch_begin_s) > MAX_EPOCHS:
+            del self._epoch_begin_s[min(self._epoch_begin_s)]
+        self._numbers.begin(column, step, epoch)
         self._last_end_s[column] = np.nan
+
+    def _epoch_of(self, column: int, step: int, end_s: float) -> int:
+        """The epoch of a process of the rank of `column` whose first step is `step`.
+
+        An agent that was cut off sends the steps of several processes when the others are epochs further. So the
+        process belongs to the epoch that others began nearest to its first step, and not to the newest one.
+        """
+        own, high = int(self._numbers.epoch[column]), int(self._numbers.high[column])
+        gone_back, is_first = step <= high, high < 0
+        distance_s = {e: abs(end_s - at_s) for e, at_s in self._epoch_begin_s.items() if e > own or is_first}
+        last_end_s = float(self._last_end_s[column])
+        if distance_s and not gone_back and not np.isnan(last_end_s):
+            distance_s[own] = abs(end_s - last_end_s)  # it may go on in its epoch as well
+        if distance_s:
+            return min(distance_s, key=distance_s.__getitem__)
+        return own + 1 if gone_back else own
 
     def _forget(self, column: int, number: int) -> None:
         """Steps that are far ahead of `number`, of the rank of `column` alone, bore a number that was a mistake."""

@@ -21,6 +21,8 @@ class StepNumbers:
     ----------
     high : int64 [columns]
         The highest number so far; -1 before the first.
+    epoch : int64 [columns]
+        How often the rank has gone back to an earlier step; numbers of different epochs are not comparable.
 
     Examples
     --------
@@ -33,6 +35,7 @@ class StepNumbers:
 
     def __init__(self) -> None:
         self.high = np.zeros(0, dtype=np.int64)
+        self.epoch = np.zeros(0, dtype=np.int64)
         self._begun = np.zeros(0, dtype=np.bool_)
         self._shift = np.zeros(0, dtype=np.int64)  # a step's number less its label
         self._odd = np.zeros(0, dtype=np.int64)  # the label before, where it did not fit; -1 where it did
@@ -41,15 +44,16 @@ class StepNumbers:
     def resize(self, room: int) -> None:
         """Make room for `room` columns."""
         self.high = widened(self.high, room, -1)
+        self.epoch = widened(self.epoch, room, int(self.epoch.max(initial=0)))
         self._begun = widened(self._begun, room, False)
         self._shift = widened(self._shift, room, 0)
         self._odd = widened(self._odd, room, -1)
         self._newest_s = widened(self._newest_s, room, np.nan)
 
-    def begin(self, column: int, label: int) -> None:
-        """A process of the rank of `column` begins with `label`: it may go back to earlier steps."""
-        self._begun[column] = False
-        others = self.high[self._begun]
+    def begin(self, column: int, label: int, epoch: int = 0) -> None:
+        """A process of the rank of `column` begins `epoch` with `label`: it may go back to earlier steps."""
+        self.epoch[column] = epoch
+        others = self._others(column)
         wild = others.size and label > int(others.max()) + MAX_SKIP
         self.high[column] = int(others.min()) - 1 if wild else label - 1
         self._shift[column] = int(self.high[column]) + 1 - label
@@ -78,10 +82,15 @@ class StepNumbers:
 
     def _was_wild(self, column: int, number: int) -> bool:
         """Whether it was the numbers before `number` that did not fit to those of others."""
-        begun = self._begun.copy()
-        begun[column] = False
-        most = int(self.high[begun].max(initial=-1))
+        most = int(self._others(column).max(initial=-1))
         return most >= 0 and int(self.high[column]) > most + MAX_SKIP >= number
+
+    def _others(self, column: int) -> npt.NDArray[np.int64]:
+        """The highest numbers of the other ranks that are in the epoch of `column`."""
+        beside = self._begun & (self.epoch == self.epoch[column])
+        beside[column] = False
+        found: npt.NDArray[np.int64] = self.high[beside]
+        return found
 
     def _counted_on(self, column: int, label: int, number: int) -> int:
         odd, following = int(self._odd[column]), int(self.high[column]) + 1

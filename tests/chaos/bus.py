@@ -96,9 +96,17 @@ def partition_of(key: str) -> int:
 class ChaosBus:
     """One process's way to the log; `point` is called wherever that process may be killed or stand still."""
 
-    def __init__(self, log: ChaosLog, point: Callable[[], None] = lambda: None) -> None:
-        self.log, self._point = log, point
+    def __init__(
+        self, log: ChaosLog, point: Callable[[], None] = lambda: None, is_cut_off: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.log, self._point, self._is_cut_off = log, point, is_cut_off
         self._queued: list[tuple[Topic[Any], str, bytes]] = []
+
+    def reach(self) -> None:
+        """Raise if this process cannot reach the log, or nobody can."""
+        if self._is_cut_off():
+            raise BusUnavailable("no route")
+        self.log.reach()
 
     @property
     def waits(self) -> bool:
@@ -114,7 +122,7 @@ class ChaosBus:
             return
         self._point()
         log = self.log
-        log.reach()
+        self.reach()
         if log.chance(FLUSH_LOST):
             raise BusUnavailable("lost on the way there")
         waiting = list(self._queued)
@@ -133,12 +141,12 @@ class ChaosBus:
 
     def consumer(self, topics: Sequence[Topic[Any]], group: str, *, start: str = "earliest") -> ChaosConsumer:
         self._point()
-        self.log.reach()
-        return ChaosConsumer(self.log, topics, group, self._point)
+        self.reach()
+        return ChaosConsumer(self, topics, group, self._point)
 
     def read(self, topic: Topic[Any], *, from_time_s: float | None = None) -> Iterable[Message]:
         self._point()
-        self.log.reach()
+        self.reach()
         since_s = float("-inf") if from_time_s is None else from_time_s
         return [one for one in self.log.read(topic) if one.time_s >= since_s]
 
@@ -152,18 +160,18 @@ class ChaosConsumer:
     dead_letters = 0
     lost: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, log: ChaosLog, topics: Sequence[Topic[Any]], group: str, point: Callable[[], None]) -> None:
-        self._log, self._point = log, point
+    def __init__(self, bus: ChaosBus, topics: Sequence[Topic[Any]], group: str, point: Callable[[], None]) -> None:
+        self._bus, self._log, self._point = bus, bus.log, point
         self._topics = tuple(topic.name for topic in topics)
-        self._group = log.groups.setdefault(group, Group())
-        self._group.members[self] = log.now_s()
+        self._group = bus.log.groups.setdefault(group, Group())
+        self._group.members[self] = bus.log.now_s()
         self._at: dict[Place, int] = {}
-        self._generation = log.generation
+        self._generation = bus.log.generation
         self._known: list[ChaosConsumer] = []  # members, by whom the partitions are shared out
 
     def poll(self, timeout_s: float, max_records: int = 1000) -> list[Message]:
         self._point()
-        self._log.reach()
+        self._bus.reach()
         if self._follow():
             return []
         waiting = [one for place, at in self._at.items() for one in self._log.kept.get(place, ())[at:]]
@@ -204,7 +212,7 @@ class ChaosConsumer:
 
     def commit(self) -> None:
         self._point()
-        self._log.reach()
+        self._bus.reach()
         if self in self._group.members and self._generation == self._log.generation:
             for place, at in self._at.items():
                 if self._group.owner(place) is self:

@@ -51,14 +51,15 @@ class Engine:
         self._rules, self._log, self._platform, self._random, self._asked = rules, log, platform, random, asked
         self.clock = EngineClock(log.now_s, random.uniform(-2.0, 2.0))
         self.back_s = float("-inf")  # killed, or standing still, until then
+        self.cut_until_s = float("-inf")  # from bus and launcher
         self.dies_in: int | None = None
         self.meanwhile: Callable[[], None] | None = None
         self._inside = False
         self.start()
 
     def start(self) -> None:
-        bus = ChaosBus(self._log, self._point)
-        self.wire = Wire(self._platform, self._point, self._asked)
+        bus = ChaosBus(self._log, self._point, self._is_cut_off)
+        self.wire = Wire(self._platform, self._point, self._asked, self._is_cut_off)
         self.wire.calm = self._log.calm
         metrics = SelfMetrics("engine")
         handler = EngineHandler(self._rules, self.wire, self.clock, metrics)
@@ -70,6 +71,9 @@ class Engine:
 
     def stand_still(self, seconds: float) -> None:
         self.back_s = self._log.now_s() + seconds
+
+    def _is_cut_off(self) -> bool:
+        return self._log.now_s() < self.cut_until_s
 
     def _point(self) -> None:
         if self.dies_in is not None:

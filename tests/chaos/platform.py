@@ -147,12 +147,17 @@ class Wire:
         Called wherever the engine may be killed.
     asked : callable
         Makes the `Call` of what is asked for, by what is true at that moment.
+    is_cut_off : callable
+        Whether this engine alone cannot reach the platform.
     """
 
     job = None
 
-    def __init__(self, platform: Platform, point: Callable[[], None], asked: Callable[[Operation], Call]) -> None:
-        self._platform, self._point, self._asked = platform, point, asked
+    def __init__(
+        self, platform: Platform, point: Callable[[], None], asked: Callable[[Operation], Call],
+        is_cut_off: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._platform, self._point, self._asked, self._is_cut_off = platform, point, asked, is_cut_off
         self.calm = False
 
     def _draw(self, share: float, fault: str) -> bool:
@@ -163,7 +168,8 @@ class Wire:
 
     def _reach(self) -> None:
         self._point()
-        if self._platform.now_s < self._platform.away_until_s or self._draw(UNREACHABLE, "API unreachable"):
+        away = self._is_cut_off() or self._platform.now_s < self._platform.away_until_s
+        if away or self._draw(UNREACHABLE, "API unreachable"):
             raise LauncherUnavailable("connection refused")
         if self._draw(BROKEN, "API client broken"):
             raise RuntimeError("a mistake in the client")

@@ -121,6 +121,7 @@ class World:
         self.flaky.clear()
         for engine in self.engines:
             engine.wire.calm, engine.back_s, engine.dies_in = True, self.now_s, None
+            engine.cut_until_s = self.now_s
         for one in self.grid.machines:
             one.cut_until_s = self.grid.now_s
             if not one.on:
@@ -171,6 +172,7 @@ class World:
             (0.5, "bus's clock an hour ahead for a record", self.step_bus_clock),
             (3.0, "node comes back", self.boot_node),
             (2.0, "node cut off", self.cut_node),
+            (0.7, "half of the nodes cut off", self.cut_half),
             (1.0, "step numbers begin again", self.training.begin_epoch),
             (1.0, "a step bears a number of nonsense", self.training.mistake),
             (1.0, "all ranks begin anew from a checkpoint", self.training.restart),
@@ -348,6 +350,15 @@ class World:
     def cut_node(self) -> bool:
         one = self.random.choice(self.grid.machines)
         one.cut_until_s = self.grid.now_s + self.random.choice((2.0, 8.0, 30.0))
+        return True
+
+    def cut_half(self) -> bool:
+        """A switch fails: half of all nodes, and an engine, reach neither bus nor service; later they do."""
+        seconds = self.random.choice((2.0, 8.0, 30.0))
+        for one in self.random.sample(self.grid.machines, len(self.grid.machines) // 2):
+            one.cut_until_s = self.grid.now_s + seconds
+        self.random.choice(self.engines).cut_until_s = self.now_s + seconds
+        self.training.cut_half(seconds)
         return True
 
     def kill_rendezvous(self) -> bool:

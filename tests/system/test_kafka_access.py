@@ -87,6 +87,7 @@ class Saying:
 
     def __init__(self, bus: KafkaBus) -> None:
         self.bus, self.number, self.refused = bus, 0, list[str]()
+        self.repeated: list[bool] = []  # of each refusal, whether it says nothing new
 
     def both(self) -> str:
         """One of each; the node of the heartbeat."""
@@ -99,6 +100,7 @@ class Saying:
                 self.bus.flush(10.0)
                 return node
             except RecordsRefused as error:
+                self.repeated.append(error.is_repeated)
                 self.refused += [f"{topic} {'writing is not permitted' in str(error)}" for topic, _, _ in error.records]
 
 
@@ -122,6 +124,7 @@ def test_a_topic_that_may_not_be_written_is_said_and_others_are_written(guarded:
     wait_until(lambda: says.both() and says.refused, "a refusal")
     last = says.both()
     assert set(says.refused) == {f"{EVENTS.name} True"}
+    assert says.repeated == [False, True]
     until(consumer, lambda came: last in came)
     guarded.lift()
     before = len(says.refused)
@@ -134,6 +137,10 @@ def test_a_topic_that_may_not_be_written_is_said_and_others_are_written(guarded:
 
     wait_until(taken, "a record that is taken again")
     until(consumer, lambda came: f"k/{says.number}" in came)
+    guarded.allow(*READING)
+    before = len(says.refused)
+    wait_until(lambda: says.both() and len(says.refused) > before, "a refusal")
+    assert says.repeated[before:] == [False]
 
 
 def test_a_topic_that_may_not_be_read_is_said_and_others_are_read(

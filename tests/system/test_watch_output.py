@@ -132,3 +132,32 @@ def test_the_exit_code_is_the_jobs_though_our_answer_cannot_be_written(tmp_path:
     )  # fmt: skip
     assert "ended by 7" in ended.stderr, ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+@pytest.mark.parametrize("size", ["8k", "256k"], ids=["full", "full with the bus"])
+def test_the_job_runs_when_the_disk_for_its_run_folder_is_full(size: str, tmp_path: Path) -> None:
+    """A full disk let the folder be made and nothing be written into it: the command was refused."""
+    done, state = tmp_path / "done", tmp_path / "state"
+    state.mkdir()
+    command = shlex.join([*WARDEN, "watch", "--", sys.executable, "-c", TALKER, str(done)])
+    ended = subprocess.run(
+        ["unshare", "-m", "bash", "-c", f"mount -t tmpfs -o size={size} tmpfs {state} && exec {command}"],
+        env={**os.environ, "XDG_STATE_HOME": str(state), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 7, ended.stderr
+    assert len(ended.stdout.splitlines()) == LINES
+    assert done.read_text() == "done"
+    assert "runs cannot be kept in" in ended.stderr
+
+
+def test_a_command_line_that_is_no_utf_8_is_run_as_it_is(tmp_path: Path) -> None:
+    odd = b"\xff\xfe.txt"
+    show = "import os, sys; os.write(1, os.fsencode(sys.argv[1])); sys.exit(7)"
+    ended = subprocess.run(
+        [*WARDEN, "watch", "--", sys.executable, "-c", show, odd],
+        env=environment(tmp_path / "run") | {"XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True, timeout=60, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (7, odd), ended.stderr

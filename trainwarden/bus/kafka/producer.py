@@ -78,6 +78,7 @@ class OrderedProducer:
         self._partitions: dict[str, int] = {}  # 0: the topic was there, and is gone
         self._stalled = False
         self._barred: dict[str, tuple[float, BaseException]] = {}  # topics that may not be written, until the next try
+        self._refusing: set[str] = set()  # topics that refused a record and have acknowledged none since
         self._held: set[str] = set()  # topics whose records wait, while those of others go on
         self._producer: KafkaProducer | None = self._new_producer()
 
@@ -251,6 +252,7 @@ class OrderedProducer:
                 if error is None and record.future is not None and record.future.is_done:
                     error = record.future.exception
                     if error is None:
+                        self._refusing.discard(record.topic)
                         continue
                 if isinstance(error, TopicAuthorizationFailedError) and not is_about(error, record.topic):
                     record.refusal = record.future = None  # the library asks about several topics at once
@@ -278,7 +280,10 @@ class OrderedProducer:
         said = {record.topic: error for record, error in refused}
         why = "; ".join(f"{topic}: {_why(error)}" for topic, error in sorted(said.items()))
         records = tuple((one.topic, one.key.decode(), one.value) for one, _ in refused)
-        return RecordsRefused(f"kafka: the broker refuses {len(refused)} records for good: {why}", records)
+        is_repeated = said.keys() <= self._refusing
+        self._refusing |= said.keys()
+        text = f"kafka: the broker refuses {len(refused)} records for good: {why}"
+        return RecordsRefused(text, records, is_repeated=is_repeated)
 
     def _forget_acknowledged(self) -> None:
         pending = self._pending
@@ -286,6 +291,7 @@ class OrderedProducer:
             future = pending[0].future
             if future is None or not future.is_done or future.exception is not None:
                 return
+            self._refusing.discard(pending[0].topic)
             self._pending_bytes -= len(pending.popleft().value)
 
 

@@ -17,6 +17,7 @@ from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.foreign_signals import ForeignSignals
 from trainwarden.cli.shared.formatting import NO_CHECKPOINTS
+from trainwarden.cli.shared.kept_runs import readable
 from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep, Preload
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stop_signals import stop_signals
@@ -101,7 +102,7 @@ def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode
         voice.say(f"job {settings.job}: {nproc} ranks, mode {mode}, bus {run.bus_address}")
         if mode != "observe" and checkpoints_of(settings, checkpoints) is None:
             voice.say(f"trainwarden: {NO_CHECKPOINTS}")
-        run.tell("job_start", world_size=nproc, command=" ".join(command)[:1000])
+        run.tell("job_start", world_size=nproc, command=" ".join(map(readable, command))[:1000])
         named = () if checkpoints is None else ("--checkpoints", str(checkpoints))
         imported = (word for module in here.preload for word in ("--preload", module))
         held = ("--mode", _waits_for(settings.engine, mode))

@@ -11,6 +11,7 @@ from trainwarden import rundir
 from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, settings_for
 from trainwarden.cli.run.watched import JobOutput, PassedOn, start
 from trainwarden.cli.shared.follow import record_line
+from trainwarden.cli.shared.kept_runs import readable
 from trainwarden.cli.shared.options import Command, ConfigFile, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
@@ -35,7 +36,7 @@ def watch(
     ):
         for word in run.words:
             voice.say(f"trainwarden: {word}")
-        run.tell("job_start", command=" ".join(command)[:1000])
+        run.tell("job_start", command=" ".join(map(readable, command))[:1000])
         try:
             watched = _Watched(command, run, signals, sys.stderr if json == "-" else sys.stdout)
         except OSError as error:

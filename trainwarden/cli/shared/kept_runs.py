@@ -12,6 +12,7 @@ Put XDG_STATE_HOME on a local disk where the home directory is on a network: the
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -34,6 +35,7 @@ from trainwarden.state import load_json, save_json
 
 log = logging.getLogger("trainwarden.cli")
 
+LEAST_FREE_BYTES = 32 * 2**20  # an embedded bus, and the logs of a short run
 _ABOUT = "run.json"
 _LOCK = "run.lock"
 UNTOLD_S = 86_400.0  # a folder that does not say what it was is given so long
@@ -69,7 +71,7 @@ class OwnRun:
     def __init__(self, path: Path, job: str, command: Sequence[str]) -> None:
         self.path = path
         self.words: list[str] = []
-        self._about = About(job, tuple(command), time.time())
+        self._about = About(job, tuple(map(readable, command)), time.time())
         self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._keep(self._about)
@@ -105,6 +107,11 @@ def place(environ: Mapping[str, str] | None = None) -> Path:
     return home / "trainwarden" / "runs"
 
 
+def readable(word: str) -> str:
+    """`word` of a command line as text that can be written: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(word).decode(errors="replace")
+
+
 def begin(job: str, command: Sequence[str], limits: RunsSettings) -> OwnRun:
     """A fresh run folder of this user; older runs that `limits` do not keep are removed.
 
@@ -119,22 +126,29 @@ def begin(job: str, command: Sequence[str], limits: RunsSettings) -> OwnRun:
         words += expire(limits)
         name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{job[:24]}-{secrets.token_hex(4)}"
         runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = runs / name
-        path.mkdir(mode=0o700)
+        if shutil.disk_usage(runs).free < LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        (runs / name).mkdir(mode=0o700)
+        run, on_memory = _make(runs / name, job, command)
     except OSError as error:
         path = Path(tempfile.mkdtemp(prefix="trainwarden-"))
+        run, on_memory = _make(path, job, command)
         words.append(f"runs cannot be kept in {runs} ({error.strerror}): this one is in {path}")
-    try:
-        on_memory = rundir.create(path)
-        run = OwnRun(path, job, command)
-    except BaseException:
-        rundir.leave_memory(path)
-        shutil.rmtree(path, ignore_errors=True)
-        raise
     if not on_memory:
         words.append("there is too little room on /dev/shm: the hook's files go to disk")
     run.words = words
     return run
+
+
+def _make(path: Path, job: str, command: Sequence[str]) -> tuple[OwnRun, bool]:
+    """The run of the folder `path`, and whether the hook's files are on tmpfs; on an error nothing of it is left."""
+    try:
+        on_memory = rundir.create(path)
+        return OwnRun(path, job, command), on_memory
+    except BaseException:
+        rundir.leave_memory(path)
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def kept() -> list[KeptRun]:

@@ -43,3 +43,26 @@ def test_a_record_that_a_topic_refuses_for_good_holds_up_no_other(tmp_path: Path
     assert metric_value(metrics, "dropped_records_total", why="refused") == 1.0
     assert bus.closed == 0
     delivery.close()
+
+
+class Barred(MemoryBus):
+    """Takes nothing, and says from the second refusal on that it is the same."""
+
+    refusals = 0
+
+    def flush(self, timeout_s: float = 30.0) -> None:
+        if bad := tuple((topic, key, b"") for topic, key, _ in self.queued):
+            self.queued, self.refusals = [], self.refusals + 1
+            raise RecordsRefused("writing is not permitted", bad, is_repeated=self.refusals > 1)
+
+
+def test_a_topic_that_stays_refused_is_logged_once_and_each_record_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, clock, metrics = Barred(), ManualClock(1.0), SelfMetrics("agent")
+    delivery = Delivery(lambda: bus, Spool(tmp_path, 65_536), clock, metrics, key="job", flush_timeout_s=1.0)
+    for number in range(20):
+        delivery.send([log_record(number)])
+    assert caplog.messages.count("records refused") == 1
+    assert metric_value(metrics, "dropped_records_total", why="refused") == 20.0
+    delivery.close()

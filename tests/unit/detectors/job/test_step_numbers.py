@@ -123,3 +123,51 @@ def test_no_numbers_hide_a_step(labels: list[int]) -> None:
     steps = window.steps.tolist()
     assert len(steps) == len(labels)
     assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize("restarts", [1, 2, 3])
+@pytest.mark.parametrize("at_first", [10, 0])
+def test_the_steps_of_several_processes_that_arrive_late_are_no_steps_of_the_newest(
+    restarts: int, at_first: int
+) -> None:
+    """An agent is cut off while all ranks restart again and again, and sends everything once it is back."""
+    state = JobState(JOB)
+    lives = [(0, 20)] + [(at_first + life, 12) for life in range(restarts)]  # first step, count
+    firsts_s = [sum(count for _, count in lives[:number]) + 100 * number for number in range(len(lives))]
+    for rank in (0, 1):
+        for number, (label, count) in enumerate(lives):
+            told(state, rank, range(label, label + count), first=firsts_s[number], life=f"{rank}/{number}")
+            state.window(START_S + firsts_s[number])
+    told(state, 0, range(30, 50), first=2_000, life="0/new")
+    told(state, 1, range(30, 50), first=2_000, life="1/new")
+    window = state.window(START_S + 2_100)
+    assert len(window.steps) == sum(count for _, count in lives) + 20
+    assert bool((window.duration_s == 1.0).all()), "every step is whole"
+
+
+def test_a_rank_that_was_a_step_behind_when_all_went_back_is_with_the_others_again() -> None:
+    """The others had ended the step from which all begin again, and one rank hung in it."""
+    state = JobState(JOB)
+    for rank, ended in ((0, 21), (1, 20)):
+        told(state, rank, range(ended), life="first")
+    for rank in (0, 1):
+        told(state, rank, range(20, 40), first=600, life="second")
+    window = state.window(START_S + 700)
+    assert window.steps.tolist() == [*range(21), *range(20, 40)]
+    assert bool((window.duration_s[21:] == 1.0).all()), "every step after the restart is whole"
+
+
+def test_late_numbers_are_not_compared_with_those_of_a_later_epoch() -> None:
+    """A script counts from 0 again, all ranks restart, and one agent sends what came before only then."""
+    state = JobState(JOB)
+    labels = [*range(5_000, 5_100), *range(20)]
+    told(state, 0, labels, life="0/old")
+    told(state, 1, labels[:50], life="1/old")
+    told(state, 0, range(10, 30), first=300, life="0/new")
+    state.window(START_S + 330)
+    for place in range(50, len(labels)):
+        told(state, 1, labels[place : place + 1], first=place, life="1/old")
+    told(state, 1, range(10, 30), first=300, life="1/new")
+    window = state.window(START_S + 340)
+    assert len(window.steps) == len(labels) + 20
+    assert bool((window.duration_s == 1.0).all()), "every step is whole"

@@ -139,3 +139,9 @@ def test_age_and_bytes_limit_runs_and_their_number_does_not(
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 61
     assert said[-1].startswith("60 runs, ")
+
+
+def test_a_command_line_that_is_no_utf_8_is_kept_readable() -> None:
+    run = kept_runs.begin("j", ["python", os.fsdecode(b"a\xff")], LIMITS)
+    assert run._about.command == ("python", "a\N{REPLACEMENT CHARACTER}")
+    run.close()
