@@ -51,6 +51,15 @@ def _smi_csv(samples: list[Sample]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _smi_bare(samples: list[Sample]) -> str:
+    """As `-l 1` writes it where `timestamp` is not among the fields."""
+    lines = ["index, uuid, clocks.current.sm [MHz], power.draw [W], temperature.gpu, utilization.gpu [%], "
+             "clocks_throttle_reasons.active"]  # fmt: skip
+    lines += [f"{one.gpu}, GPU-0{one.gpu}, {one.clock_mhz} MHz, {one.watts:.2f} W, {one.celsius}, {one.busy} %, "
+              f"0x{one.reasons:016x}" for one in samples]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
 def _german(samples: list[Sample]) -> str:
     lines = ["Zeit;timestamp;gpu;power.draw [W];clocks.sm [MHz];temperature.gpu;utilization.gpu [%]"]
     for one in samples:
@@ -145,6 +154,27 @@ def _scrapes(samples: list[Sample]) -> str:
     return text
 
 
+_EXPORTED: Final[dict[str, Callable[[Sample], float]]] = {
+    "nvidia_smi_clocks_current_sm_clock_hz": lambda one: one.clock_mhz * 1e6,
+    "nvidia_smi_power_draw_watts": lambda one: one.watts, "nvidia_smi_temperature_gpu": lambda one: one.celsius,
+    "nvidia_smi_utilization_gpu_ratio": lambda one: one.busy / 100,
+    "nvidia_smi_clocks_event_reasons_active": lambda one: one.reasons,
+}  # fmt: skip
+
+
+def _exporter_of_smi(samples: list[Sample]) -> str:
+    """nvidia_gpu_exporter: series name UUIDs, of which another one tells the index."""
+    text = ""
+    for moment in sorted({one.time_s for one in samples}):
+        now = [one for one in samples if one.time_s == moment]
+        text += f"# {moment}\n# TYPE nvidia_smi_gpu_info gauge\n"
+        text += "".join(f'nvidia_smi_gpu_info{{index="{one.gpu}",uuid="ab-0{one.gpu}"}} 1\n' for one in now)
+        for name, value in _EXPORTED.items():
+            text += f"# HELP {name} x\n# TYPE {name} gauge\n"
+            text += "".join(f'{name}{{uuid="ab-0{one.gpu}"}} {value(one):g}\n' for one in now)
+    return text
+
+
 def _query_range(samples: list[Sample]) -> str:
     result = [
         {"metric": {"__name__": name, **_labels(gpu), "instance": "10.0.0.1:9400"},
@@ -223,6 +253,8 @@ def _amd_csv(samples: list[Sample]) -> str:
 
 WRITERS: Final[dict[str, tuple[str, Callable[[list[Sample]], str]]]] = {
     "nvidia-smi csv": ("gpu.csv", _smi_csv),
+    "nvidia-smi csv without times": ("smi.csv", _smi_bare),
+    "nvidia_gpu_exporter": ("metrics.txt", _exporter_of_smi),
     "nvidia-smi csv, German": ("smi.csv", _german),
     "nvidia-smi -q": ("smi.txt", _pages),
     "nvidia-smi dmon": ("dmon.log", _dmon),
@@ -239,12 +271,15 @@ WRITERS: Final[dict[str, tuple[str, Callable[[list[Sample]], str]]]] = {
 """By name: the file's name, and how it is written."""
 
 
+TIMELESS: Final = ("dcgmi dmon", "nvidia-smi csv without times")
+
+
 def write(folder: Path, name: str, faulty: int | None) -> Path:
     """The fleet in one format."""
     file, writer = WRITERS[name]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file
-    # dcgmi writes no times: a sample is a second.
-    samples = list(fleet(faulty, 1, 10 * SAMPLES) if name == "dcgmi dmon" else fleet(faulty))
+    # What carries no times is taken for a sample a second.
+    samples = list(fleet(faulty, 1, 10 * SAMPLES) if name in TIMELESS else fleet(faulty))
     path.write_text(writer(samples), encoding="utf-8")
     return path

@@ -102,6 +102,22 @@ def _lower() -> dict[str, str]:
 
 
 @cache
+def _of_smi() -> dict[str, str]:
+    """Fields of nvidia-smi as nvidia_gpu_exporter spells them, without its prefix and unit."""
+    return {field.replace(".", "_"): found for field, (found, _) in SPELLINGS.items() if "." in field}
+
+
+def _exported(bare: str) -> Heading | None:
+    """The metric of nvidia_gpu_exporter, whose values are in base units."""
+    field = bare.removeprefix("nvidia_smi_")
+    for ending in ("", "_clock_hz", "_watts", "_ratio", "_bytes"):
+        found = _of_smi().get(field.removesuffix(ending)) if field.endswith(ending) else None
+        if found is not None:
+            return Heading(found, 1.0, CATALOGUE[found].unit)
+    return Heading("gpu_performance_state", 1.0, CATALOGUE["gpu_performance_state"].unit) if field == "pstate" else None
+
+
+@cache
 def metric_of(name: str) -> Heading | None:
     """The metric that a column called `name` holds; None if the catalogue has none such.
 
@@ -111,6 +127,8 @@ def metric_of(name: str) -> Heading | None:
     Heading(name='gpu_sm_clock_hertz', factor=1000000.0, unit='hertz')
     >>> metric_of("clocks.current.sm [MHz]").factor, metric_of("power.draw [mW]").factor, metric_of("loss")
     (1000000.0, 0.001, None)
+    >>> metric_of("nvidia_smi_clocks_current_sm_clock_hz").name, metric_of("nvidia_smi_utilization_gpu_ratio").factor
+    ('gpu_sm_clock_hertz', 1.0)
     """
     stripped = name.strip().strip('"')
     exact = lookup(stripped)
@@ -122,6 +140,8 @@ def metric_of(name: str) -> Heading | None:
     if alias is not None and (metric := lookup(alias)) is not None:
         factor = said[1] if said is not None and said[0] == metric.unit else metric.scale_of(alias)
         return Heading(metric.name, factor, metric.unit)
+    if bare.startswith("nvidia_smi_"):
+        return _exported(bare)
     found = SPELLINGS.get(bare) or SPELLINGS.get(_SUFFIX.sub("", bare))
     if found is None:
         return None

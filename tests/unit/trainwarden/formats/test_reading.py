@@ -192,3 +192,28 @@ def test_xml_that_defines_entities_is_refused(tmp_path: Path) -> None:
     bomb = sample.replace("<nvidia_smi_log>", '<!DOCTYPE x [<!ENTITY a "b">]><nvidia_smi_log>', 1)
     with pytest.raises(DataError, match="defines entities"):
         read_job(put(tmp_path, "smi.xml", bomb))
+
+
+def test_a_scrape_that_begins_with_many_comments_is_an_exporters(tmp_path: Path) -> None:
+    comments = "".join(f"# HELP go_{number} x\n# TYPE go_{number} gauge\n" for number in range(40))
+    put(tmp_path, "scrape.txt", comments + 'node_load1{instance="a1:9100"} 3.5\nnode_load5{instance="a1:9100"} 3\n')
+    assert metrics(read_job(tmp_path / "scrape.txt")).times_s.size
+
+
+def test_passes_over_the_data_are_no_times(tmp_path: Path) -> None:
+    history = [{"epoch": number, "step": 100 * number, "loss": 2.0 / number} for number in range(1, 40)]
+    put(tmp_path, "trainer_state.json", json.dumps({"log_history": history}))
+    job = read_job(tmp_path / "trainer_state.json")
+    assert job.iterations is None
+    assert len(job.logs[0].lines) == 39
+    assert np.isnan(job.logs[0].times_s).all()
+
+
+def test_a_table_of_nvidia_smi_without_a_header_is_named_with_the_remedy(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "smi.csv",
+        "2026/06/01 11:27:05.177, NVIDIA A100, 44, 98 %\n2026/06/01 11:27:10.177, NVIDIA A100, 44, 97 %\n",
+    )
+    with pytest.raises(DataError, match=r"smi\.csv line 1: there is no header .*noheader"):
+        read_job(tmp_path / "smi.csv")
