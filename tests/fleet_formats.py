@@ -251,6 +251,69 @@ def _amd_csv(samples: list[Sample]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _annotated(samples: list[Sample]) -> str:
+    """InfluxDB's export of what telegraf's nvidia_smi input has written; its lines end as in Windows."""
+    lines = ["#group,false,false,true,false,false,true,true,true", "#datatype,string,long,dateTime:RFC3339,"
+             "dateTime:RFC3339,double,string,string,string", "#default,_result,,,,,,,",
+             ",result,table,_start,_time,_value,_field,host,index"]  # fmt: skip
+    for field, value in _TELEGRAF.items():
+        for one in samples:
+            when = stamp(one.time_s, "%Y-%m-%dT%H:%M:%SZ")
+            lines.append(f",,{one.gpu},2026-09-21T00:00:00Z,{when},{value(one)},{field},a1,{one.gpu}")
+    return "\r\n".join(lines) + "\r\n"
+
+
+_TELEGRAF: Final[dict[str, Callable[[Sample], float]]] = {
+    "temperature_gpu": lambda one: one.celsius, "power_draw": lambda one: one.watts,
+    "clocks_current_sm": lambda one: one.clock_mhz, "utilization_gpu": lambda one: one.busy,
+}  # fmt: skip
+
+
+def _telegraf_json(samples: list[Sample]) -> str:
+    lines = [{"fields": {field: value(one) for field, value in _TELEGRAF.items()}, "name": "nvidia_smi",
+              "tags": {"host": "a1", "index": str(one.gpu)}, "timestamp": one.time_s} for one in samples]  # fmt: skip
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _promtool_query(samples: list[Sample]) -> str:
+    text = ""
+    for name, value in _DCGM.items():
+        for gpu in range(GPUS):
+            labels = ", ".join(f'{key}="{word}"' for key, word in _labels(gpu).items())
+            points = [f"{value(one):g} @[{one.time_s}]\n" for one in samples if one.gpu == gpu]
+            text += f"{name}{{{labels}}} =>\n" + "".join(points)
+    return text
+
+
+def _zoned(samples: list[Sample]) -> str:
+    return _grafana_wide(samples).replace('"Time"', '"Time (UTC+02:00)"', 1)
+
+
+def _dmon_csv(samples: list[Sample]) -> str:
+    lines = ["#Date, Time, gpu, pwr, gtemp, mtemp, sm, mclk, pclk", "#YYYYMMDD, HH:MM:SS, Idx, W, C, C, %, MHz, MHz"]
+    for one in samples:
+        when = stamp(one.time_s, "%Y%m%d, %H:%M:%S")
+        lines.append(f"{when}, {one.gpu}, {one.watts:.0f}, {one.celsius}, -, {one.busy}, 2619, {one.clock_mhz}")
+    return "\n".join(lines) + "\n"
+
+
+def _rocm_csv(samples: list[Sample]) -> str:
+    header = "device,Temperature (Sensor junction) (C),sclk clock speed:,Average Graphics Package Power (W),GPU use (%)"
+    lines = []
+    for place, one in enumerate(samples):
+        lines += ["", header] if place % GPUS == 0 else []
+        lines.append(f"card{one.gpu},{one.celsius}.0,({one.clock_mhz}Mhz),{one.watts:.1f},{one.busy}")
+    return "\n".join(lines) + "\n"
+
+
+def _spelled_out(samples: list[Sample]) -> str:
+    lines = ["Timestamp,GPU Index,SM Clock (MHz),Temperature (C),GPU Utilization (%)"]
+    for one in samples:
+        when = stamp(one.time_s, "%m/%d/%Y %I:%M:%S %p")
+        lines.append(f"{when},{one.gpu},{one.clock_mhz},{one.celsius},{one.busy}")
+    return "\n".join(lines) + "\n"
+
+
 WRITERS: Final[dict[str, tuple[str, Callable[[list[Sample]], str]]]] = {
     "nvidia-smi csv": ("gpu.csv", _smi_csv),
     "nvidia-smi csv without times": ("smi.csv", _smi_bare),
@@ -266,12 +329,19 @@ WRITERS: Final[dict[str, tuple[str, Callable[[list[Sample]], str]]]] = {
     "wandb": ("wandb-events.jsonl", _wandb),
     "amd-smi json": ("amd.json", _amd_json),
     "amd-smi csv": ("amd.csv", _amd_csv),
+    "InfluxDB's annotated csv": ("query.csv", _annotated),
+    "telegraf's json": ("metrics.json", _telegraf_json),
+    "promtool query": ("answer.txt", _promtool_query),
+    "grafana wide, zone named": ("panel-data.csv", _zoned),
+    "nvidia-smi dmon --format csv": ("dmon.csv", _dmon_csv),
+    "rocm-smi csv": ("rocm.csv", _rocm_csv),
+    "names spelled out": ("fleet.csv", _spelled_out),
     "own table": ("fleet.csv", _lower_case),
 }
 """By name: the file's name, and how it is written."""
 
 
-TIMELESS: Final = ("dcgmi dmon", "nvidia-smi csv without times")
+TIMELESS: Final = ("dcgmi dmon", "nvidia-smi csv without times", "rocm-smi csv")
 
 
 def write(folder: Path, name: str, faulty: int | None) -> Path:

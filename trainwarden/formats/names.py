@@ -18,7 +18,7 @@ NODE: Final = ("node", "hostname", "host", "host_name", "nodename", "node_name",
                "kubernetes_node", "exported_instance")  # fmt: skip
 DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gpu_num", "index", "local_rank",
                  "minor_number", "card", "device_id", "device_index", "gpu_uuid", "uuid", "pci.bus_id", "pci_bus_id",
-                 "bdf", "entity", "serial")  # fmt: skip
+                 "bdf", "entity", "serial", "gpu_bus_id", "bus_id", "pci.bus")  # fmt: skip
 RANK: Final = ("rank", "global_rank", "process_rank")
 MODEL: Final = ("model", "modelname", "gpu_name", "product_name", "card series", "card model", "device_name", "name",
                 "gpu name")  # fmt: skip
@@ -152,7 +152,21 @@ def metric_of(name: str) -> Heading | None:
 
 def known(name: str, words: tuple[str, ...]) -> bool:
     """Whether a column's name is one of `words`."""
-    return plain(name) in words
+    return any(form in words for form in forms(name))
+
+
+def forms(name: str) -> tuple[str, ...]:
+    """How a column's name may be listed: as it is, and with underscores for blanks.
+
+    Examples
+    --------
+    >>> forms("GPU Index"), forms("Time (UTC+02:00)")
+    (('gpu index', 'gpu_index'), ('time',))
+    """
+    bare = plain(name)
+    if bare.startswith("time ("):  # Grafana names the zone
+        return ("time",)
+    return (bare, bare.replace(" ", "_")) if " " in bare else (bare,)
 
 
 def duration_factor(name: str) -> float | None:
