@@ -31,8 +31,21 @@ OTHER_LOSSES: Final = frozenset({
 })  # fmt: skip
 STEP: Final = ("step", "_step", "global_step", "iteration", "iter", "trainer/global_step", "train/global_step",
                "training_step", "consumed_steps", "current_steps")  # fmt: skip
-SERIES: Final = ("metric", "series", "__name__", "metric_name", "field", "_field", "key", "tag", "measurement", "name")
-VALUE: Final = ("value", "_value", "val")
+SERIES: Final = (
+    "metric",
+    "series",
+    "__name__",
+    "metric_name",
+    "metricname",
+    "metric.name",
+    "field",
+    "_field",
+    "key",
+    "tag",
+    "measurement",
+    "name",
+)
+VALUE: Final = ("value", "_value", "val", "metricvalue")
 _DURATIONS: Final = frozenset({
     "duration_s", "duration", "step_time", "iteration_time", "iter_time", "time_per_step", "time_per_iteration",
     "elapsed_time_per_iteration", "step_duration", "iteration_duration", "seconds_per_step", "seconds_per_iteration",

@@ -217,3 +217,36 @@ def test_a_table_of_nvidia_smi_without_a_header_is_named_with_the_remedy(tmp_pat
     )
     with pytest.raises(DataError, match=r"smi\.csv line 1: there is no header .*noheader"):
         read_job(tmp_path / "smi.csv")
+
+
+@pytest.mark.parametrize("first", [
+    "#       size         count      type   redop    root     time   algbw   busbw #wrong",
+    "Linux 5.15.0-91 (gpu-7) \t09/21/2026 \t_x86_64_\t(96 CPU)",
+    "procs -----------memory---------- ---swap-- -----io----",
+    "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity",
+    "Settings for eth0:",
+])  # fmt: skip
+def test_a_report_that_says_nothing_of_training_is_named_and_is_no_log(tmp_path: Path, first: str) -> None:
+    put(tmp_path, "report.txt", first + "\n" + "2026-09-21 14:53:20 INFO 1 2 3\n" * 20)
+    job = read_job(tmp_path / "report.txt")
+    assert (job.files, job.logs, job.metrics) == ((), (), None)
+    assert job.unread[0].path == "report.txt"
+    assert "; give " in job.unread[0].why
+
+
+def test_series_of_trackers_are_named_as_each_of_them_names_them(tmp_path: Path) -> None:
+    comet = [
+        {"metricName": "step_time", "metricValue": "1.5", "timestamp": T0 + step, "step": step} for step in range(9)
+    ]
+    put(tmp_path, "comet.json", json.dumps(comet))
+    put(
+        tmp_path,
+        "aim.csv",
+        "metric.name,step,time,value\n" + "".join(f"step_time,{step},{T0 + step},1.5\n" for step in range(9)),
+    )
+    put(tmp_path, "lightning.csv", "epoch,step,train_loss_step\n" + "".join(f"0,{step},nan\n" for step in range(9)))
+    for name in ("comet.json", "aim.csv"):
+        iterations = read_job(tmp_path / name).iterations
+        assert iterations is not None
+        assert iterations.duration_s.tolist() == [1.5] * 9
+    assert len(read_job(tmp_path / "lightning.csv").logs[0].lines) == 9
