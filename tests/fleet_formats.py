@@ -51,6 +51,15 @@ def _smi_csv(samples: list[Sample]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _smi_bare(samples: list[Sample]) -> str:
+    """As `-l 1` writes it where `timestamp` is not among the fields."""
+    lines = ["index, uuid, clocks.current.sm [MHz], power.draw [W], temperature.gpu, utilization.gpu [%], "
+             "clocks_throttle_reasons.active"]  # fmt: skip
+    lines += [f"{one.gpu}, GPU-0{one.gpu}, {one.clock_mhz} MHz, {one.watts:.2f} W, {one.celsius}, {one.busy} %, "
+              f"0x{one.reasons:016x}" for one in samples]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
 def _german(samples: list[Sample]) -> str:
     lines = ["Zeit;timestamp;gpu;power.draw [W];clocks.sm [MHz];temperature.gpu;utilization.gpu [%]"]
     for one in samples:
@@ -145,6 +154,27 @@ def _scrapes(samples: list[Sample]) -> str:
     return text
 
 
+_EXPORTED: Final[dict[str, Callable[[Sample], float]]] = {
+    "nvidia_smi_clocks_current_sm_clock_hz": lambda one: one.clock_mhz * 1e6,
+    "nvidia_smi_power_draw_watts": lambda one: one.watts, "nvidia_smi_temperature_gpu": lambda one: one.celsius,
+    "nvidia_smi_utilization_gpu_ratio": lambda one: one.busy / 100,
+    "nvidia_smi_clocks_event_reasons_active": lambda one: one.reasons,
+}  # fmt: skip
+
+
+def _exporter_of_smi(samples: list[Sample]) -> str:
+    """nvidia_gpu_exporter: series name UUIDs, of which another one tells the index."""
+    text = ""
+    for moment in sorted({one.time_s for one in samples}):
+        now = [one for one in samples if one.time_s == moment]
+        text += f"# {moment}\n# TYPE nvidia_smi_gpu_info gauge\n"
+        text += "".join(f'nvidia_smi_gpu_info{{index="{one.gpu}",uuid="ab-0{one.gpu}"}} 1\n' for one in now)
+        for name, value in _EXPORTED.items():
+            text += f"# HELP {name} x\n# TYPE {name} gauge\n"
+            text += "".join(f'{name}{{uuid="ab-0{one.gpu}"}} {value(one):g}\n' for one in now)
+    return text
+
+
 def _query_range(samples: list[Sample]) -> str:
     result = [
         {"metric": {"__name__": name, **_labels(gpu), "instance": "10.0.0.1:9400"},
@@ -221,8 +251,73 @@ def _amd_csv(samples: list[Sample]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _annotated(samples: list[Sample]) -> str:
+    """InfluxDB's export of what telegraf's nvidia_smi input has written; its lines end as in Windows."""
+    lines = ["#group,false,false,true,false,false,true,true,true", "#datatype,string,long,dateTime:RFC3339,"
+             "dateTime:RFC3339,double,string,string,string", "#default,_result,,,,,,,",
+             ",result,table,_start,_time,_value,_field,host,index"]  # fmt: skip
+    for field, value in _TELEGRAF.items():
+        for one in samples:
+            when = stamp(one.time_s, "%Y-%m-%dT%H:%M:%SZ")
+            lines.append(f",,{one.gpu},2026-09-21T00:00:00Z,{when},{value(one)},{field},a1,{one.gpu}")
+    return "\r\n".join(lines) + "\r\n"
+
+
+_TELEGRAF: Final[dict[str, Callable[[Sample], float]]] = {
+    "temperature_gpu": lambda one: one.celsius, "power_draw": lambda one: one.watts,
+    "clocks_current_sm": lambda one: one.clock_mhz, "utilization_gpu": lambda one: one.busy,
+}  # fmt: skip
+
+
+def _telegraf_json(samples: list[Sample]) -> str:
+    lines = [{"fields": {field: value(one) for field, value in _TELEGRAF.items()}, "name": "nvidia_smi",
+              "tags": {"host": "a1", "index": str(one.gpu)}, "timestamp": one.time_s} for one in samples]  # fmt: skip
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _promtool_query(samples: list[Sample]) -> str:
+    text = ""
+    for name, value in _DCGM.items():
+        for gpu in range(GPUS):
+            labels = ", ".join(f'{key}="{word}"' for key, word in _labels(gpu).items())
+            points = [f"{value(one):g} @[{one.time_s}]\n" for one in samples if one.gpu == gpu]
+            text += f"{name}{{{labels}}} =>\n" + "".join(points)
+    return text
+
+
+def _zoned(samples: list[Sample]) -> str:
+    return _grafana_wide(samples).replace('"Time"', '"Time (UTC+02:00)"', 1)
+
+
+def _dmon_csv(samples: list[Sample]) -> str:
+    lines = ["#Date, Time, gpu, pwr, gtemp, mtemp, sm, mclk, pclk", "#YYYYMMDD, HH:MM:SS, Idx, W, C, C, %, MHz, MHz"]
+    for one in samples:
+        when = stamp(one.time_s, "%Y%m%d, %H:%M:%S")
+        lines.append(f"{when}, {one.gpu}, {one.watts:.0f}, {one.celsius}, -, {one.busy}, 2619, {one.clock_mhz}")
+    return "\n".join(lines) + "\n"
+
+
+def _rocm_csv(samples: list[Sample]) -> str:
+    header = "device,Temperature (Sensor junction) (C),sclk clock speed:,Average Graphics Package Power (W),GPU use (%)"
+    lines = []
+    for place, one in enumerate(samples):
+        lines += ["", header] if place % GPUS == 0 else []
+        lines.append(f"card{one.gpu},{one.celsius}.0,({one.clock_mhz}Mhz),{one.watts:.1f},{one.busy}")
+    return "\n".join(lines) + "\n"
+
+
+def _spelled_out(samples: list[Sample]) -> str:
+    lines = ["Timestamp,GPU Index,SM Clock (MHz),Temperature (C),GPU Utilization (%)"]
+    for one in samples:
+        when = stamp(one.time_s, "%m/%d/%Y %I:%M:%S %p")
+        lines.append(f"{when},{one.gpu},{one.clock_mhz},{one.celsius},{one.busy}")
+    return "\n".join(lines) + "\n"
+
+
 WRITERS: Final[dict[str, tuple[str, Callable[[list[Sample]], str]]]] = {
     "nvidia-smi csv": ("gpu.csv", _smi_csv),
+    "nvidia-smi csv without times": ("smi.csv", _smi_bare),
+    "nvidia_gpu_exporter": ("metrics.txt", _exporter_of_smi),
     "nvidia-smi csv, German": ("smi.csv", _german),
     "nvidia-smi -q": ("smi.txt", _pages),
     "nvidia-smi dmon": ("dmon.log", _dmon),
@@ -234,9 +329,19 @@ WRITERS: Final[dict[str, tuple[str, Callable[[list[Sample]], str]]]] = {
     "wandb": ("wandb-events.jsonl", _wandb),
     "amd-smi json": ("amd.json", _amd_json),
     "amd-smi csv": ("amd.csv", _amd_csv),
+    "InfluxDB's annotated csv": ("query.csv", _annotated),
+    "telegraf's json": ("metrics.json", _telegraf_json),
+    "promtool query": ("answer.txt", _promtool_query),
+    "grafana wide, zone named": ("panel-data.csv", _zoned),
+    "nvidia-smi dmon --format csv": ("dmon.csv", _dmon_csv),
+    "rocm-smi csv": ("rocm.csv", _rocm_csv),
+    "names spelled out": ("fleet.csv", _spelled_out),
     "own table": ("fleet.csv", _lower_case),
 }
 """By name: the file's name, and how it is written."""
+
+
+TIMELESS: Final = ("dcgmi dmon", "nvidia-smi csv without times", "rocm-smi csv")
 
 
 def write(folder: Path, name: str, faulty: int | None) -> Path:
@@ -244,7 +349,7 @@ def write(folder: Path, name: str, faulty: int | None) -> Path:
     file, writer = WRITERS[name]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file
-    # dcgmi writes no times: a sample is a second.
-    samples = list(fleet(faulty, 1, 10 * SAMPLES) if name == "dcgmi dmon" else fleet(faulty))
+    # What carries no times is taken for a sample a second.
+    samples = list(fleet(faulty, 1, 10 * SAMPLES) if name in TIMELESS else fleet(faulty))
     path.write_text(writer(samples), encoding="utf-8")
     return path

@@ -24,6 +24,7 @@ CATALOG: Final[dict[str, str]] = {
     "prometheus json": "trainwarden.formats.exporters.query_range:QueryRange",
     "sample lines": "trainwarden.formats.exporters.sample_lines:SampleLines",
     "tensorboard events": "trainwarden.formats.trackers.event_file:EventFile",
+    "annotated csv": "trainwarden.formats.exporters.annotated:AnnotatedCsv",
     "one series": "trainwarden.formats.trackers.one_series:OneSeries",
     "json records": "trainwarden.formats.trackers.records:JsonRecords",
     "log records": "trainwarden.formats.text.log_records:LogRecords",

@@ -71,6 +71,8 @@ def number_of(text: str, *, comma: bool = False) -> tuple[float, str]:
     --------
     >>> number_of("1605 MHz"), number_of("0x80"), number_of("[Not Supported]"), number_of("1,5", comma=True)
     ((1605.0, 'MHz'), (128.0, ''), (nan, ''), (1.5, ''))
+    >>> number_of("(1605Mhz)")  # rocm-smi's clocks
+    (1605.0, 'Mhz')
     >>> number_of("5,469"), number_of("P2"), number_of("x16"), number_of("Not Active")
     ((5469.0, ''), (2.0, ''), (16.0, ''), (0.0, ''))
     """
@@ -82,7 +84,7 @@ def number_of(text: str, *, comma: bool = False) -> tuple[float, str]:
     for pattern, base in ((_HEX, 16), (_PSTATE, 10), (_WIDTH, 10)):
         if (match := pattern.match(text)) is not None:
             return float(int(next(group for group in match.groups() if group), base)), ""
-    match = _NUMBER.match(text)
+    match = _NUMBER.match(text.strip()[1:-1] if bare.startswith("(") and bare.endswith(")") else text)
     if match is None:
         raise NotNumber(text)
     digits, unit = match[1], match[2]

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from trainwarden.formats import names
 from trainwarden.formats.building import contradicted, metric_table, too_many
 from trainwarden.formats.protocol import Found, Misfit
 from trainwarden.formats.roles import Roles, heading_of, of_gpus, roles_of
@@ -18,6 +19,8 @@ from trainwarden.recorded.files import shown
 from trainwarden.recorded.job import Floats
 
 MAX_TEXT: Final = 8
+MIN_EPOCH_S: Final = 1e8  # 1973: what counts less is no time since 1970
+ROUND_S: Final = 1.0  # between samples that carry no time, as for `dmon`
 
 
 def interpreted(table: Table) -> Found:
@@ -77,13 +80,15 @@ def _times(table: Table, roles: Roles) -> Floats | None:
     """Times of the rows; None where the table has none."""
     frame = table.frame
     if roles.time is None:
-        return None if table.time_s is None else np.full(len(frame), table.time_s)
+        return _rounds(table, roles) if table.time_s is None else np.full(len(frame), table.time_s)
     cells = frame[roles.time].tolist()
     if roles.date is not None:
         cells = [f"{date} {time}" for date, time in zip(frame[roles.date].tolist(), cells, strict=True)]
     if pd.api.types.is_datetime64_any_dtype(frame[roles.time]):
         cells = [str(cell) for cell in cells]
     times = Times(cells)
+    if names.plain(roles.time) == "epoch" and not (times.values_s >= MIN_EPOCH_S).any():
+        return None  # a pass over the data, as trainers count them, and no time
     if times.note:
         table.notes.append(times.note)
     if times.bad_count == len(cells):
@@ -97,6 +102,16 @@ def _times(table: Table, roles: Roles) -> Floats | None:
     if times.bad_count > len(times.bad):
         table.problem(None, roles.time, f"{times.bad_count - len(times.bad)} more cells hold no time")
     return times.values_s
+
+
+def _rounds(table: Table, roles: Roles) -> Floats | None:
+    """Times by the order of rows where a device says whose each is: one that comes again begins the next round."""
+    if roles.device is None or roles.step is not None or not of_gpus(list(table.frame.columns), roles):
+        return None
+    devices = table.frame[roles.device].astype(str)
+    found: Floats = table.frame.groupby(devices.to_numpy()).cumcount().to_numpy().astype(np.float64) * ROUND_S
+    table.notes.append(f"no times: samples taken for {ROUND_S:.0f} s apart")
+    return found
 
 
 def _metrics(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame | None:

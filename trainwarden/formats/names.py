@@ -18,7 +18,7 @@ NODE: Final = ("node", "hostname", "host", "host_name", "nodename", "node_name",
                "kubernetes_node", "exported_instance")  # fmt: skip
 DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gpu_num", "index", "local_rank",
                  "minor_number", "card", "device_id", "device_index", "gpu_uuid", "uuid", "pci.bus_id", "pci_bus_id",
-                 "bdf", "entity", "serial")  # fmt: skip
+                 "bdf", "entity", "serial", "gpu_bus_id", "bus_id", "pci.bus")  # fmt: skip
 RANK: Final = ("rank", "global_rank", "process_rank")
 MODEL: Final = ("model", "modelname", "gpu_name", "product_name", "card series", "card model", "device_name", "name",
                 "gpu name")  # fmt: skip
@@ -31,8 +31,21 @@ OTHER_LOSSES: Final = frozenset({
 })  # fmt: skip
 STEP: Final = ("step", "_step", "global_step", "iteration", "iter", "trainer/global_step", "train/global_step",
                "training_step", "consumed_steps", "current_steps")  # fmt: skip
-SERIES: Final = ("metric", "series", "__name__", "metric_name", "field", "_field", "key", "tag", "measurement", "name")
-VALUE: Final = ("value", "_value", "val")
+SERIES: Final = (
+    "metric",
+    "series",
+    "__name__",
+    "metric_name",
+    "metricname",
+    "metric.name",
+    "field",
+    "_field",
+    "key",
+    "tag",
+    "measurement",
+    "name",
+)
+VALUE: Final = ("value", "_value", "val", "metricvalue")
 _DURATIONS: Final = frozenset({
     "duration_s", "duration", "step_time", "iteration_time", "iter_time", "time_per_step", "time_per_iteration",
     "elapsed_time_per_iteration", "step_duration", "iteration_duration", "seconds_per_step", "seconds_per_iteration",
@@ -102,6 +115,22 @@ def _lower() -> dict[str, str]:
 
 
 @cache
+def _of_smi() -> dict[str, str]:
+    """Fields of nvidia-smi as nvidia_gpu_exporter spells them, without its prefix and unit."""
+    return {field.replace(".", "_"): found for field, (found, _) in SPELLINGS.items() if "." in field}
+
+
+def _exported(bare: str) -> Heading | None:
+    """The metric of nvidia_gpu_exporter, whose values are in base units."""
+    field = bare.removeprefix("nvidia_smi_")
+    for ending in ("", "_clock_hz", "_watts", "_ratio", "_bytes"):
+        found = _of_smi().get(field.removesuffix(ending)) if field.endswith(ending) else None
+        if found is not None:
+            return Heading(found, 1.0, CATALOGUE[found].unit)
+    return Heading("gpu_performance_state", 1.0, CATALOGUE["gpu_performance_state"].unit) if field == "pstate" else None
+
+
+@cache
 def metric_of(name: str) -> Heading | None:
     """The metric that a column called `name` holds; None if the catalogue has none such.
 
@@ -111,6 +140,8 @@ def metric_of(name: str) -> Heading | None:
     Heading(name='gpu_sm_clock_hertz', factor=1000000.0, unit='hertz')
     >>> metric_of("clocks.current.sm [MHz]").factor, metric_of("power.draw [mW]").factor, metric_of("loss")
     (1000000.0, 0.001, None)
+    >>> metric_of("nvidia_smi_clocks_current_sm_clock_hz").name, metric_of("nvidia_smi_utilization_gpu_ratio").factor
+    ('gpu_sm_clock_hertz', 1.0)
     """
     stripped = name.strip().strip('"')
     exact = lookup(stripped)
@@ -122,6 +153,8 @@ def metric_of(name: str) -> Heading | None:
     if alias is not None and (metric := lookup(alias)) is not None:
         factor = said[1] if said is not None and said[0] == metric.unit else metric.scale_of(alias)
         return Heading(metric.name, factor, metric.unit)
+    if bare.startswith("nvidia_smi_"):
+        return _exported(bare)
     found = SPELLINGS.get(bare) or SPELLINGS.get(_SUFFIX.sub("", bare))
     if found is None:
         return None
@@ -132,7 +165,21 @@ def metric_of(name: str) -> Heading | None:
 
 def known(name: str, words: tuple[str, ...]) -> bool:
     """Whether a column's name is one of `words`."""
-    return plain(name) in words
+    return any(form in words for form in forms(name))
+
+
+def forms(name: str) -> tuple[str, ...]:
+    """How a column's name may be listed: as it is, and with underscores for blanks.
+
+    Examples
+    --------
+    >>> forms("GPU Index"), forms("Time (UTC+02:00)")
+    (('gpu index', 'gpu_index'), ('time',))
+    """
+    bare = plain(name)
+    if bare.startswith("time ("):  # Grafana names the zone
+        return ("time",)
+    return (bare, bare.replace(" ", "_")) if " " in bare else (bare,)
 
 
 def duration_factor(name: str) -> float | None:

@@ -15,11 +15,12 @@ from trainwarden.formats.building import joined_iterations, joined_metrics
 from trainwarden.formats.protocol import Found, Misfit
 from trainwarden.formats.source import Source
 from trainwarden.formats.steps import DERIVED
-from trainwarden.formats.survey import files_below, looked_at, made
+from trainwarden.formats.survey import files_below, is_recognised, looked_at, made
 from trainwarden.formats.tables.ours import header_of, kind_of, parquet_kind, refuse_collapsed
 from trainwarden.formats.text.log_text import NAME as TEXT
 from trainwarden.formats.text.log_text import with_logs
 from trainwarden.formats.text.step_times import steps_of
+from trainwarden.formats.unjudged import recognised
 from trainwarden.recorded import folder as recorded
 from trainwarden.recorded.job import (
     CollectiveTable,
@@ -208,7 +209,7 @@ def _leniently(path: Path, name: str, said: Mapping[str, str]) -> Found | None:
 def _why(path: Path, name: str) -> str:
     source = Source(path, name)
     try:
-        return "it is empty" if not source.head_bytes else UNKNOWN
+        return "it is empty" if not source.head_bytes else recognised(source.head) or UNKNOWN
     except DataError as error:
         return str(error)
 
@@ -219,6 +220,8 @@ def _refuse_nothing(gathered: _Gathered, path: Path) -> None:
         return
     if gathered.errors:
         raise gathered.errors[0]
+    if any(is_recognised(path if path.is_file() else path / one.path, one.path) for one in gathered.unread):
+        return  # each says what it is: not judged, with its reason
     if len(gathered.unread) == 1:
         one = gathered.unread[0]
         raise DataError(f"{one.path} cannot be read: {one.why} (docs/data.md says what can)")

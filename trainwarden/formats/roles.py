@@ -80,8 +80,8 @@ def roles_of(columns: Sequence[str], said: Mapping[str, str]) -> Roles:
 
 
 def _first(columns: Sequence[str], words: Sequence[str], but: Sequence[str | None] = ()) -> str | None:
-    plain = {names.plain(one): one for one in reversed(columns) if one not in but}
-    return next((plain[word] for word in words if word in plain), None)
+    listed = {form: one for one in reversed(columns) if one not in but for form in names.forms(one)}
+    return next((listed[word] for word in words if word in listed), None)
 
 
 def _say(roles: Roles, columns: Sequence[str], said: Mapping[str, str]) -> None:

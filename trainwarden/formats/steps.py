@@ -85,7 +85,7 @@ def is_loss(name: str) -> bool:
     bare = names.plain(name).rsplit(" - ", 1)[-1]
     if bare.split("/")[-1] in _NORMS:
         return True
-    words = _APART.split(bare.lower())
+    words = _APART.split(bare.lower().removesuffix("_step"))  # Lightning's name of what is logged each step
     told = words[-1] == "loss" or (words[0] == "loss" and "train" in words) or "crossentropyloss" in words
     return told and not names.OTHER_LOSSES.intersection(words)
 

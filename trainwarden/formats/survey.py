@@ -12,8 +12,9 @@ from typing import Final
 
 from trainwarden.errors import DataError
 from trainwarden.formats import CATALOG
-from trainwarden.formats.protocol import GENERIC, LIKELY, Format
+from trainwarden.formats.protocol import GENERIC, LIKELY, SURE, Format
 from trainwarden.formats.source import Source
+from trainwarden.formats.unjudged import recognised
 from trainwarden.recorded import folder as recorded
 from trainwarden.recorded.files import reading
 
@@ -59,6 +60,8 @@ def sniffed(source: Source) -> tuple[str | None, float]:
         confidence = made(one).sniff(name, head)
         if confidence > certain:
             best, certain = one, confidence
+    if certain < SURE and recognised(head) is not None:
+        return None, 0.0  # a report with stamps of its own is no log
     return best, certain
 
 
@@ -109,11 +112,19 @@ def jobs_at(path: Path) -> tuple[list[Path], bool]:
         return recorded.jobs_in(path), True
     except DataError:
         found = [looked_at(one, name) for one, name in files_below(path)]
-    if any(one.format is not None for one in found):
+    if any(one.format is not None or is_recognised(one.path, one.name) for one in found):
         return [path], False
     raise DataError(
         f"nothing in '{path}' can be read: {_listed([_shown(one) for one in found])} (docs/data.md says what can)"
     )
+
+
+def is_recognised(path: Path, name: str) -> bool:
+    """Whether a file is known and says nothing of a training run."""
+    try:
+        return recognised(Source(path, name).head) is not None
+    except DataError:
+        return False
 
 
 def _shown(one: Sniffed) -> str:

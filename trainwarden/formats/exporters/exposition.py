@@ -47,7 +47,8 @@ class Exposition:
     def sniff(self, name: str, head: str) -> float:
         """By ``# HELP`` and ``# TYPE``, or samples of names that exporters have."""
         del name
-        lines = [line for line in head.split("\n", 60)[:60] if line.strip() and not line.startswith("#")]
+        # Comments are left out first: node_exporter begins with more than 60 of them where its samples have been cut.
+        lines = [line for line in head.split("\n") if line.strip() and not line.startswith("#")][:60]
         fit = sum(_SAMPLE.match(line) is not None for line in lines[:-1] or lines)
         if _HELP.search(head) and fit:
             return SURE
@@ -133,16 +134,28 @@ def named_s(name: str) -> float | None:
 
 def _frame(samples: list[_Sample], times: list[float]) -> pd.DataFrame | None:
     told: dict[tuple[str, str], Series | None] = {}
+    indices = _indices(samples)
     rows = []
     for one, time_s in zip(samples, times, strict=True):
         key = (one.name, one.labels)
         if key not in told:
             heading = names.metric_of(one.name)
-            told[key] = None if heading is None else labelled(heading, labels_of(one.labels))
+            told[key] = None if heading is None else labelled(heading, _with_index(labels_of(one.labels), indices))
         series = told[key]
         if series is not None and series.metric is not None:
             rows.append((time_s, series.node, series.device, series.metric.name, one.value * series.metric.factor))
     return long_frame(rows)
+
+
+def _indices(samples: list[_Sample]) -> dict[str, str]:
+    """The index of each GPU by its UUID, as a series ``..._info`` has both (nvidia_gpu_exporter)."""
+    infos = [labels_of(labels) for labels in {one.labels for one in samples if one.name.endswith("_info")}]
+    return {labels["uuid"]: labels["index"] for labels in infos if "uuid" in labels and "index" in labels}
+
+
+def _with_index(labels: dict[str, str], indices: Mapping[str, str]) -> dict[str, str]:
+    index = indices.get(labels.get("uuid", ""))
+    return labels if index is None or "gpu" in labels else {**labels, "gpu": index}
 
 
 def long_frame(rows: list[tuple[float, str | None, str | None, str, float]]) -> pd.DataFrame | None:

@@ -43,11 +43,15 @@ class QueryRange:
         """By the keys of an answer."""
         del name
         start = head.lstrip()[:2_000]
-        return SURE if start.startswith("{") and '"resultType"' in start else NEVER
+        bare = start.startswith("[") and '"metric"' in start and ('"values"' in start or '"value"' in start)
+        return SURE if bare or (start.startswith("{") and '"resultType"' in start) else NEVER
 
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
-        answer = decoded_json(source, _Answer)
+        if source.head.lstrip().startswith("["):  # the result alone, as `jq .data.result` and clients keep it
+            answer = _Answer(_Data(decoded_json(source, list[_Series])))
+        else:
+            answer = decoded_json(source, _Answer)
         if answer.status != "success":
             raise DataError(f"{source.name}: the query failed: {answer.error}")
         default = columns.get("metric") or source.stem.partition(".")[0]

@@ -26,6 +26,9 @@ _INFLUX: Final = re.compile(
 )
 _FIELD: Final = re.compile(r"([A-Za-z0-9_.-]{1,80})=([-+0-9.eE]{1,40})i?(?=,|$)")
 _TAG: Final = re.compile(r",([A-Za-z0-9_.-]{1,80})=((?:\\.|[^,\\ ]){1,200})")
+# promtool query: a series and its samples, each on a line of its own or behind the series.
+_QUERIED: Final = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]{0,200}\{[^\n]{0,4000}\}) =>(?: ([^\n]{1,80}))?$")
+_POINT: Final = re.compile(rf"({_NUMBER}) @\[([0-9.]{{1,24}})\]$")
 _HOSTS: Final = ("host", "hostname", "node", "instance")
 
 
@@ -48,7 +51,9 @@ class SampleLines:
         bare = first.replace(" ", "")
         series = bare.startswith('{"metric":{') and '"values":[' in bare
         answer = first.startswith("{") and '"MetricDataResults"' in head
-        return SURE if series or answer or _DUMP.match(first) or _INFLUX.match(first) else NEVER
+        telegraf = first.startswith("{") and all(f'"{key}"' in head[:4_000] for key in ("fields", "tags", "timestamp"))
+        queried = _QUERIED.match(first) is not None
+        return SURE if series or answer or telegraf or queried or _DUMP.match(first) or _INFLUX.match(first) else NEVER
 
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
@@ -80,9 +85,17 @@ def _samples(text: str, file: str) -> Iterator[_Sample]:
     if text.lstrip().startswith("{") and '"MetricDataResults"' in text[:4_000]:
         yield from _of_cloudwatch(text, file)
         return
+    queried = ""
     for line in text.split("\n"):
         if line.startswith('{"metric":'):
             yield from _of_victoria(line)
+        elif line.startswith("{") and '"fields"' in line:
+            yield from _of_telegraf(line)
+        elif series := _QUERIED.match(line):
+            queried = series[1]
+            yield from _of_promtool(queried, series[2] or "")
+        elif queried and line.endswith("]"):
+            yield from _of_promtool(queried, line.strip())
         elif match := _DUMP.match(line):
             labels = labels_of(match[1])
             yield _Sample(int(match[3]) / 1e3, labels.get("__name__", ""), labels, float(match[2]))
@@ -93,18 +106,43 @@ def _samples(text: str, file: str) -> Iterator[_Sample]:
 def _of_influx(match: re.Match[str]) -> Iterator[_Sample]:
     """A sample for each field; telegraf's inputs name fields as their program does, with underscores for dots."""
     tags = {key: re.sub(r"\\(.)", r"\1", value) for key, value in _TAG.findall(match[2])}
-    host = next((tags[key] for key in _HOSTS if key in tags), "")
-    gpu = next((tags[key] for key in ("index", "gpu", "device") if key in tags), "")
-    labels = {"Hostname": host, "gpu": gpu, **({"UUID": tags["uuid"]} if "uuid" in tags else {})}
+    labels = tag_labels(tags)
     time_s = time_s_of(match[4])
     for key, value in _FIELD.findall(match[3]):
         try:
-            yield _Sample(time_s, _spelled(key), labels, float(value))
+            yield _Sample(time_s, spelled(key), labels, float(value))
         except ValueError:
             continue
 
 
-def _spelled(key: str) -> str:
+def tag_labels(tags: Mapping[str, str]) -> dict[str, str]:
+    """Labels of an exporter for the tags of telegraf."""
+    host = next((tags[key] for key in _HOSTS if key in tags), "")
+    gpu = next((tags[key] for key in ("index", "gpu", "device") if key in tags), "")
+    return {"Hostname": host, "gpu": gpu, **({"UUID": tags["uuid"]} if "uuid" in tags else {})}
+
+
+def _of_telegraf(line: str) -> Iterator[_Sample]:
+    """telegraf's JSON: a metric a line, or a batch of them."""
+    try:
+        whole: dict[str, Any] = msgspec.json.decode(line)
+        for one in whole.get("metrics", [whole]):
+            labels = tag_labels({str(key): str(value) for key, value in one["tags"].items()})
+            time_s = time_s_of(str(one["timestamp"]))
+            fields = list(one["fields"].items())
+            yield from (_Sample(time_s, spelled(str(key)), labels, float(value)) for key, value in fields
+                        if isinstance(value, int | float))  # fmt: skip
+    except (msgspec.DecodeError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
+        return  # a line that is cut short
+
+
+def _of_promtool(series: str, text: str) -> Iterator[_Sample]:
+    if point := _POINT.match(text):
+        labels = labels_of(series.partition("{")[2])
+        yield _Sample(time_s_of(point[2]), series.partition("{")[0], labels, float(point[1]))
+
+
+def spelled(key: str) -> str:
     """The name that the program itself has for a field, where a rule of the agent's has replaced its dots."""
     if names.metric_of(key) is not None:
         return key
@@ -141,7 +179,7 @@ def _of_cloudwatch(text: str, file: str) -> Iterator[_Sample]:
         gpu = next((word for word in words[1:] if word.isdecimal()), "")
         host = next((word for word in words[1:] if word.startswith("i-")), "")
         labels = {"Hostname": host, "gpu": gpu} if gpu else {"Hostname": host}
-        name = _spelled(words[0].removeprefix("nvidia_smi_")) if words else ""
+        name = spelled(words[0].removeprefix("nvidia_smi_")) if words else ""
         for stamp, value in zip(series.get("Timestamps", []), series.get("Values", []), strict=False):
             if isinstance(value, int | float):
                 yield _Sample(time_s_of(str(stamp)), name, labels, float(value))

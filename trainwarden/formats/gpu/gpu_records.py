@@ -40,6 +40,14 @@ _REASONS: Final[dict[str, int]] = {
     "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake_slowdown": 0x80,
 }  # fmt: skip
 _REASON: Final = re.compile(r"clocks_(?:event|throttle)_reason_(\w{1,60})$")
+# gpustat: a line for the host and the moment, then one for each GPU, of which options leave parts out.
+_HOST: Final = re.compile(r"(\S{1,200}) {1,40}([A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}[0-9]{1,2} [0-9:]{8} [0-9]{4})\b")
+_GPU: Final = re.compile(
+    r"\[([0-9]{1,3})\] ([^|\n]{1,80}?) {0,20}\| {0,4}([0-9]{1,3})°C,(?: {0,4}[0-9]{1,3} %,)?? {0,4}([0-9]{1,3}) %"
+    r"(?:, {0,4}([0-9]{1,5}) / {1,4}([0-9]{1,5}) W)? {0,4}\| {0,8}([0-9]{1,8}) / {0,8}([0-9]{1,8}) MB"
+)
+_CELLS: Final = ("index", "name", "temperature.gpu", "utilization.gpu", "power.draw", "power.limit", "memory.used",
+                 "memory.total")  # fmt: skip
 
 
 class GpuRecords:
@@ -53,12 +61,16 @@ class GpuRecords:
         start = head[:8_000]
         if start.lstrip().startswith("{"):
             return SURE if '"query_time"' in start and '"gpus"' in start else NEVER
-        return SURE if "<nvidia_smi_log>" in start else NEVER
+        printed = any(_GPU.match(line) for line in start.split("\n", 12)[:12])
+        return SURE if printed or "<nvidia_smi_log>" in start else NEVER
 
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
         text = source.text()
-        rows = list(_of_json(text) if text.lstrip().startswith("{") else _of_xml(text, source.name))
+        if text.lstrip().startswith("{"):
+            rows = list(_of_json(text))
+        else:
+            rows = list(_of_xml(text, source.name) if "<nvidia_smi_log>" in text else _of_gpustat(text))
         if not rows:
             raise DataError(f"{source.name} holds no GPU")
         frame = pd.DataFrame(rows).astype(object)
@@ -68,7 +80,8 @@ class GpuRecords:
 
 def _of_json(text: str) -> Iterator[dict[str, Any]]:
     decoder = msgspec.json.Decoder(dict[str, Any])
-    for piece in [text] if "\n{" not in text.strip() else text.split("\n"):
+    # Answers may be a line each, or printed over many lines of which only the first begins with a brace.
+    for piece in re.split(r"\n(?=\{)", text):
         try:
             answer = decoder.decode(piece)
         except (msgspec.DecodeError, RecursionError):
@@ -77,6 +90,15 @@ def _of_json(text: str) -> Iterator[dict[str, Any]]:
             if isinstance(gpu, dict):
                 plain = {key: value for key, value in gpu.items() if not isinstance(value, list | dict)}
                 yield {"timestamp": answer.get("query_time"), "hostname": answer.get("hostname"), **plain}
+
+
+def _of_gpustat(text: str) -> Iterator[dict[str, Any]]:
+    host: dict[str, str] = {}
+    for line in text.split("\n"):
+        if (match := _HOST.match(line)) is not None:
+            host = {"hostname": match[1], "timestamp": match[2]}
+        elif (match := _GPU.match(line)) is not None:
+            yield {**host, **dict(zip(_CELLS, match.groups(), strict=True))}
 
 
 def _of_xml(text: str, file: str) -> Iterator[dict[str, Any]]:

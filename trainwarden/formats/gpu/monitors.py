@@ -21,7 +21,7 @@ from trainwarden.recorded.job import Floats
 
 EVERY_S: Final = 1.0  # what all three wait between samples unless told otherwise
 MAX_LINES: Final = 5_000_000
-_HEADER: Final = re.compile(r"#\s{0,4}(?:Date\s|Time\s|gpu\s|Entity\b)", re.IGNORECASE)
+_HEADER: Final = re.compile(r"#\s{0,4}(?:Date[\s,]|Time[\s,]|gpu[\s,]|Entity\b)", re.IGNORECASE)
 _CLOCK: Final = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2})$")
 _OF_PROCESSES: Final = ("pid", "type", "command", "jpg", "ofa", "ccpm")
 
@@ -59,7 +59,7 @@ class _Reader:
         self._problems: list[Problem] = []
 
     def line(self, number: int, line: str) -> None:
-        cells = line.lstrip("#").split()
+        cells = line.lstrip("#").replace(",", " ").split()  # `--format csv` parts by commas
         if not cells:
             return
         if _HEADER.match(line):

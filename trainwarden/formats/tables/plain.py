@@ -12,6 +12,7 @@ from trainwarden.formats.protocol import GENERIC, LIKELY, NEVER, Found, Misfit, 
 from trainwarden.formats.series import series_of
 from trainwarden.formats.source import Source
 from trainwarden.formats.table import Table
+from trainwarden.formats.vocabulary import SHORT
 
 
 class PlainTable:
@@ -31,7 +32,9 @@ class PlainTable:
             for cell in header
         )  # fmt: skip
         tabular = name.endswith((".csv", ".tsv", ".tab"))
-        return LIKELY if timed and told else GENERIC if timed and tabular else NEVER
+        # Tables of GPUs without times are read in the order of their rows (rocm-smi --csv).
+        gpus = any(names.known(cell, names.DEVICE) for cell in header) and sum(map(_of_gpu, header)) > 1
+        return LIKELY if (timed and told) or gpus else GENERIC if timed and tabular else NEVER
 
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
@@ -55,3 +58,8 @@ class PlainTable:
         if comma:
             found.notes.append("decimal commas")
         return found
+
+
+def _of_gpu(cell: str) -> bool:
+    heading = names.metric_of(cell)
+    return heading is not None and heading.name.startswith("gpu_") and names.plain(cell) not in SHORT

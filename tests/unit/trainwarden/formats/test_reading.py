@@ -192,3 +192,61 @@ def test_xml_that_defines_entities_is_refused(tmp_path: Path) -> None:
     bomb = sample.replace("<nvidia_smi_log>", '<!DOCTYPE x [<!ENTITY a "b">]><nvidia_smi_log>', 1)
     with pytest.raises(DataError, match="defines entities"):
         read_job(put(tmp_path, "smi.xml", bomb))
+
+
+def test_a_scrape_that_begins_with_many_comments_is_an_exporters(tmp_path: Path) -> None:
+    comments = "".join(f"# HELP go_{number} x\n# TYPE go_{number} gauge\n" for number in range(40))
+    put(tmp_path, "scrape.txt", comments + 'node_load1{instance="a1:9100"} 3.5\nnode_load5{instance="a1:9100"} 3\n')
+    assert metrics(read_job(tmp_path / "scrape.txt")).times_s.size
+
+
+def test_passes_over_the_data_are_no_times(tmp_path: Path) -> None:
+    history = [{"epoch": number, "step": 100 * number, "loss": 2.0 / number} for number in range(1, 40)]
+    put(tmp_path, "trainer_state.json", json.dumps({"log_history": history}))
+    job = read_job(tmp_path / "trainer_state.json")
+    assert job.iterations is None
+    assert len(job.logs[0].lines) == 39
+    assert np.isnan(job.logs[0].times_s).all()
+
+
+def test_a_table_of_nvidia_smi_without_a_header_is_named_with_the_remedy(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "smi.csv",
+        "2026/06/01 11:27:05.177, NVIDIA A100, 44, 98 %\n2026/06/01 11:27:10.177, NVIDIA A100, 44, 97 %\n",
+    )
+    with pytest.raises(DataError, match=r"smi\.csv line 1: there is no header .*noheader"):
+        read_job(tmp_path / "smi.csv")
+
+
+@pytest.mark.parametrize("first", [
+    "#       size         count      type   redop    root     time   algbw   busbw #wrong",
+    "Linux 5.15.0-91 (gpu-7) \t09/21/2026 \t_x86_64_\t(96 CPU)",
+    "procs -----------memory---------- ---swap-- -----io----",
+    "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity",
+    "Settings for eth0:",
+])  # fmt: skip
+def test_a_report_that_says_nothing_of_training_is_named_and_is_no_log(tmp_path: Path, first: str) -> None:
+    put(tmp_path, "report.txt", first + "\n" + "2026-09-21 14:53:20 INFO 1 2 3\n" * 20)
+    job = read_job(tmp_path / "report.txt")
+    assert (job.files, job.logs, job.metrics) == ((), (), None)
+    assert job.unread[0].path == "report.txt"
+    assert "; give " in job.unread[0].why
+
+
+def test_series_of_trackers_are_named_as_each_of_them_names_them(tmp_path: Path) -> None:
+    comet = [
+        {"metricName": "step_time", "metricValue": "1.5", "timestamp": T0 + step, "step": step} for step in range(9)
+    ]
+    put(tmp_path, "comet.json", json.dumps(comet))
+    put(
+        tmp_path,
+        "aim.csv",
+        "metric.name,step,time,value\n" + "".join(f"step_time,{step},{T0 + step},1.5\n" for step in range(9)),
+    )
+    put(tmp_path, "lightning.csv", "epoch,step,train_loss_step\n" + "".join(f"0,{step},nan\n" for step in range(9)))
+    for name in ("comet.json", "aim.csv"):
+        iterations = read_job(tmp_path / name).iterations
+        assert iterations is not None
+        assert iterations.duration_s.tolist() == [1.5] * 9
+    assert len(read_job(tmp_path / "lightning.csv").logs[0].lines) == 9

@@ -85,12 +85,19 @@ def _blind(job: Mapping[str, Any]) -> list[Blind]:
     """The most frequent reasons of abstention, those about input that is there first."""
     amounts = job.get("input")
     if amounts is not None and not any(amounts.get(key) for key in AMOUNTS):
+        if unread := job.get("judged", {}).get("unread"):
+            return [_unread(one) for one in unread[:MOST_REASONS]]
         return [Blind("everything that was read is empty", "record metrics, iterations or logs (docs/data.md)")]
     reasons = Counter(reason.partition(": give")[0] for reason in job["abstained"].values())
     present = [(one, count) for one, count in reasons.items() if not one.endswith("were recorded")]
     ordered = sorted(present or reasons.items(), key=lambda pair: (not pair[0].startswith(NORMAL), -pair[1]))
     found = [Blind(reason, _remedy(reason)) for reason, _ in ordered[:MOST_REASONS]]
     return found or [Blind("no detector had anything to judge", "record more (docs/data.md)")]
+
+
+def _unread(one: Mapping[str, str]) -> Blind:
+    what, _, remedy = one["why"].partition("; ")
+    return Blind(f"{one['path']}: {what}", remedy or "docs/data.md says what can be read")
 
 
 def _remedy(reason: str) -> str:

@@ -1,0 +1,60 @@
+"""Files that are known and say nothing of a training run: what each is, and what to give in its place."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+_LOOKED_AT: Final = 4_000  # characters
+_PORTS: Final = "give `ethtool -S`, `ibstat` or `perfquery`, again and again"
+_HOST: Final = "give node_exporter's text or telegraf's lines of the same host"
+_GPUS: Final = "give `dcgmi dmon`, dcgm-exporter's text or `nvidia-smi -q -l`"
+
+
+class _Known(NamedTuple):
+    pattern: re.Pattern[str]
+    what: str
+    remedy: str
+
+
+# Each pattern is bounded and stands at the start of a line: linear time. Sources: the programs' own output.
+_KNOWN: Final = tuple(
+    _Known(re.compile(pattern, re.MULTILINE), what, remedy)
+    for pattern, what, remedy in (
+        (r"^#\s{1,40}size\s{1,40}count[ ()a-z]{0,40}\s{1,40}type\s",
+         "results of nccl-tests, a benchmark: bandwidths and wrong values of test buffers",
+         "give the training's own record"),
+        (r"^\s{0,8}(?:\x1b\[[0-9;]{1,8}m)?\s{0,4}GPU0\s[^\n]{0,400}CPU Affinity",
+         "the matrix of `nvidia-smi topo -m`, which holds no measurement", _GPUS),
+        (r"\"DCGM (?:GPU )?Diagnostic\"|^Successfully ran diagnostic|\"?Health Monitor Report\"?",
+         "an answer of `dcgmi diag` or `dcgmi health`, whose tests name their own result", _GPUS),
+        (r"^\|? ?(?:GPU ID +\| Device Information|GROUPS +\||List Modules|Module ID +\||Field Groups)",
+         "an answer of `dcgmi discovery`, `group` or `modules`, which holds no measurement", _GPUS),
+        (r"^Linux [0-9]\S{1,80} \([^)\n]{1,100}\)\s{1,8}[0-9][0-9/.-]{5,9}\s{1,8}_\S{1,20}_",
+         "a report of sar, iostat, mpstat or pidstat", _HOST),
+        (r"^procs -{2,40}memory|^disk-? -{2,40}reads|^\s{0,4}r\s{1,4}b\s{1,8}swpd\s", "a report of vmstat", _HOST),
+        (r"^ATOP - ", "a report of atop", _HOST),
+        (r"^sdiag output at", "an answer of Slurm's `sdiag`, about its controller", "give `sacct -P` or `sinfo`"),
+        (r"^Settings for [^\n:]{1,40}:$", "the settings of a port (`ethtool DEVICE`), without its counters", _PORTS),
+        (r"^\S{1,40}: flags=[0-9]{1,8}<|^[0-9]{1,5}: \S{1,60}: <[A-Z0-9_,-]{2,200}> mtu ",
+         "an answer of `ifconfig` or `ip link`", _PORTS),
+        (r"^(?:CA|SW|Switch)\s{1,8}[0-9]{1,6}\s{1,8}[0-9]{1,4} 0x[0-9a-f]{16}\s|^(?:CA|Switch): 0x[0-9a-f]{16} ",
+         "a map of the fabric (`ibnetdiscover`, `iblinkinfo`)", _PORTS),
+        (r"^NAME\s{1,200}READY\s{1,20}STATUS\s", "an answer of `kubectl get pods`",
+         "give `kubectl get events`, `kubectl describe pod` or the pods' logs"),
+    )
+)  # fmt: skip
+
+
+def recognised(head: str) -> str | None:
+    """What a file is that begins with `head`, and what to give in its place; None where it is none of these.
+
+    Examples
+    --------
+    >>> recognised("Settings for eth0:\\n\\tSpeed: 1000Mb/s\\n")[:39]
+    'the settings of a port (`ethtool DEVICE'
+    >>> recognised("step 1 loss 2.0\\n")
+    """
+    start = head[:_LOOKED_AT].replace("\r\n", "\n")
+    found = next((one for one in _KNOWN if one.pattern.search(start)), None)
+    return None if found is None else f"{found.what}; {found.remedy}"
