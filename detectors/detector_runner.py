@@ -51,7 +51,7 @@ class DetectorRunner:
         """Whether `detector` has another finding to show."""
         return name not in self.aside and detector.more
 
-    def told(self) -> list[IncidentRecord]:
+    def pop_incidents(self) -> list[IncidentRecord]:
         """What nobody has been told yet; it counts as told from now on."""
         untold, self._untold = self._untold, []
         return untold

@@ -99,7 +99,7 @@ class JobMonitor:
         if live:
             self._follow_own_models(window)
         window = self._scored(window)
-        self.stacks.take(window.events, now_s, self.state.quiet_s)
+        self.stacks.apply(window.events, now_s, self.state.quiet_s)
         window = replace(window, stacks=self.stacks.where())
         if found := self.collectives.follow(window):
             window = replace(window, events=(*window.events, *found))
@@ -121,7 +121,7 @@ class JobMonitor:
                 break
             window = seen(window)
         out.extend(self.joiner.relieved(window, live=live))
-        for incident in self._barrier.told() if live else ():
+        for incident in self._barrier.pop_incidents() if live else ():
             if not self.joiner.tells(incident):
                 self.joiner.hold(incident)
                 out.append(incident)
@@ -130,7 +130,7 @@ class JobMonitor:
             self._metrics.count("records_odd_total", "Records that were late, doubled or odd.", number, kind=kind)
         return out
 
-    def kept(self) -> bytes:
+    def snapshot(self) -> bytes:
         """Everything that `restore` needs to go on as if nothing had happened. Data only, nothing executable.
 
         Raises
@@ -139,13 +139,13 @@ class JobMonitor:
             If a detector's memory cannot be kept.
         """
         plain = {
-            "state": _PLAIN.taken(self.state),
-            "joiner": _PLAIN.taken(self.joiner, _SETTINGS),
-            "collectives": _PLAIN.taken(self.collectives),
-            "stacks": _PLAIN.taken(self.stacks),
+            "state": _PLAIN.dump(self.state),
+            "joiner": _PLAIN.dump(self.joiner, _SETTINGS),
+            "collectives": _PLAIN.dump(self.collectives),
+            "stacks": _PLAIN.dump(self.stacks),
             "detectors": {name: detector.state() for name, detector in self._detectors.items()},
             "scorer": self.scorer.state(),
-            "own_models": [self.own_models.kept(), self.own_models.stage],
+            "own_models": [self.own_models.snapshot(), self.own_models.stage],
             "aside": self._barrier.aside,
             "told": None if self._told is None else msgspec.to_builtins(self._told),
             "last_window_s": self.last_window_s,
@@ -158,7 +158,7 @@ class JobMonitor:
             raise DetectorError(f"the memory of this job cannot be kept: {error}") from error
 
     def restore(self, kept: bytes) -> None:
-        """Go on from what `kept` gave; this job is in no sound state if it fails.
+        """Go on from what `snapshot` gave; this job is in no sound state if it fails.
 
         Raises
         ------
@@ -172,11 +172,11 @@ class JobMonitor:
                 raise DetectorError("this is the memory of other detectors")
             for name, detector in self._detectors.items():
                 detector.restore(plain["detectors"][name])
-            _PLAIN.fill(self.state, plain["state"])
-            _PLAIN.fill(self.joiner, plain["joiner"], _SETTINGS)
-            _PLAIN.fill(self.collectives, plain["collectives"])
+            _PLAIN.load(self.state, plain["state"])
+            _PLAIN.load(self.joiner, plain["joiner"], _SETTINGS)
+            _PLAIN.load(self.collectives, plain["collectives"])
             if "stacks" in plain:  # memories of before are without
-                _PLAIN.fill(self.stacks, plain["stacks"])
+                _PLAIN.load(self.stacks, plain["stacks"])
             self.own_models.restore(*plain.get("own_models", (b"", 0)))
             if self.scorer.bundle is None:
                 self.scorer.swap(self.own_models.bundle)

@@ -68,7 +68,7 @@ class ServedModels:
 
     def swap(self, watches: Collection[JobMonitor]) -> None:
         """Serve what the follower has brought: between two windows, so that each is scored by one set of models."""
-        found = None if self._follower is None else self._follower.take()
+        found = None if self._follower is None else self._follower.pop_new()
         if found is None:
             return
         if self.champion is None or _who(found.champion) != _who(self.champion):

@@ -142,20 +142,20 @@ class DetectionHandler:
                 self._past.setdefault(record.job, []).append(record)
 
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
-        """Take in messages; a job with a hard event is judged at once."""
+        """Apply messages; a job with a hard event is judged at once."""
         self._whole = False
         urgent: dict[str, None] = {}
         outputs: list[Output] = []
         for message in messages:
             standing = self._reading.standing(message)
-            at_s, set_s = self._clock.heard(message) if standing == "live" else (message.time_s, 0.0)
+            at_s, set_s = self._clock.observe(message) if standing == "live" else (message.time_s, 0.0)
             for watch in self._jobs.values() if set_s > 0.0 else ():
                 watch.state.clocks.bus_set(set_s)
             if self._keeper.has(message) or _of_models(message):
                 continue
-            is_urgent = self._take(message, at_s, told=standing == "old")
+            is_urgent = self._ingest(message, at_s, told=standing == "old")
             if message.key in self._jobs:
-                self._keeper.heard(message)
+                self._keeper.observe(message)
             if standing != "live":
                 outputs.extend(self._follow(message, is_urgent, live=standing == "late"))
             elif is_urgent:
@@ -196,7 +196,7 @@ class DetectionHandler:
                 self._jobs.pop(job, None)
         outputs.extend(self._end_past(now_s))
         self._gauges()
-        return outputs + self._keeper.take({job: watch for job, watch in live.items() if job in self._jobs})
+        return outputs + self._keeper.poll({job: watch for job, watch in live.items() if job in self._jobs})
 
     # -- internals -------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class DetectionHandler:
         detectors = {name: choice.made() for name, choice in self._chosen.items()}
         return self.models.watched(job, detectors, self._config)
 
-    def _take(self, message: Message, at_s: float, *, told: bool) -> bool:
+    def _ingest(self, message: Message, at_s: float, *, told: bool) -> bool:
         """Feed what came at `at_s`; True if it should be judged at once. `told`: the group has handled it before."""
         if at_s < self._aside_until_s.get(message.key, 0.0):
             self._metrics.count("records_aside_total", "Records of jobs that are set aside.")

@@ -109,7 +109,7 @@ class SnapshotManager:
         since = self._since.get(message.key)
         return since is not None and message.offset < since.get((message.topic, message.partition), 0)
 
-    def heard(self, message: Message) -> None:
+    def observe(self, message: Message) -> None:
         """A record of a job has been handled."""
         if message.key not in self._safe and message.key not in self._began:
             positions = self._reading.positions(message.partition) | {message.topic: message.offset}
@@ -119,7 +119,7 @@ class SnapshotManager:
         """All that was there has been read: from now on every record is new."""
         self._since.clear()
 
-    def take(self, watches: Mapping[str, JobMonitor]) -> list[Output]:
+    def poll(self, watches: Mapping[str, JobMonitor]) -> list[Output]:
         """Records to publish now: those of a snapshot that was taken in the round before.
 
         Until then all that this memory says was told is safe on the bus.
@@ -140,7 +140,7 @@ class SnapshotManager:
     def _take_one(self, job: str, watch: JobMonitor) -> None:
         begun_s = self._clock.monotonic_s()
         try:
-            kept, place = watch.kept(), self._place(watch)
+            kept, place = watch.snapshot(), self._place(watch)
         except Exception as error:  # noqa: BLE001 - the marked place for plug-ins whose memory cannot be kept
             self._failed(job, error)
             return

@@ -113,7 +113,7 @@ class Service:
         self.clock = clock or ManualClock(NOON_S)
         chosen = ArchiveSettings(**{"folder": str(root), "flush_bytes": 4_096, **settings})
         self.handler = ArchiveHandler(chosen, self.clock, SelfMetrics("archive"))
-        bus = GatedBus(log, self.handler.settled)  # type: ignore[arg-type]
+        bus = GatedBus(log, self.handler.is_flushed)  # type: ignore[arg-type]
         self.loop = ServiceLoop(bus, self.handler, self.clock, SelfMetrics("loop"), poll_timeout_s=0.0)
 
     def rounds(self, number: int) -> None:

@@ -19,7 +19,7 @@ class ActiveBrake(msgspec.Struct, frozen=True):
 
     Examples
     --------
-    >>> ActiveBrake("budget", "12 actions within an hour", until_s=1795280400.0).said
+    >>> ActiveBrake("budget", "12 actions within an hour", until_s=1795280400.0).summary
     '12 actions within an hour; it may go ahead from 2026-11-21 17:00:00 UTC'
     """
 
@@ -29,7 +29,7 @@ class ActiveBrake(msgspec.Struct, frozen=True):
     latches: str | None = None
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """One sentence: why, and from when the action may go ahead where that is known."""
         return self.why if self.until_s is None else f"{self.why}; it may go ahead from {utc(self.until_s)}"
 

@@ -83,6 +83,6 @@ class Brakes:
         waited_for = (a for a in by_engines(actions) if carried_out(a) and (kind not in RESTARTS or a.kind in RESTARTS))
         return max((ended_s(action) + self._cool_down_s for action in waited_for), default=float("-inf"))
 
-    def settled(self, now_s: float, action: ActionRecord) -> bool:
+    def has_cooled_down(self, now_s: float, action: ActionRecord) -> bool:
         """Whether `action` is old enough for measurements to be its effect."""
         return now_s - ended_s(action) >= self._cool_down_s

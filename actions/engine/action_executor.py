@@ -63,7 +63,7 @@ class ActionExecutor:
         # Its flush broke off. A later flush elsewhere may have had it refused, so it is published once more.
         self._unconfirmed: set[str] = set()
 
-    def hear(self, bus: Bus, now_s: float) -> None:
+    def connect(self, bus: Bus, now_s: float) -> None:
         """Begin to hear what people and other engines say on `bus`."""
         self._bus = bus
         if self._hearing is None:
@@ -83,7 +83,7 @@ class ActionExecutor:
             names.intersection_update(self.memory.actions)
 
     def listen(self) -> set[str] | None:
-        """Take in what people and other engines have said; of which jobs. None while this engine cannot hear it."""
+        """Apply what people and other engines have said; of which jobs. None while this engine cannot hear it."""
         messages = None if self._hearing is None else self._hearing.new()
         self._metrics.gauge("deaf", "1 while commands cannot be heard; nothing is done meanwhile.", messages is None)
         if messages is None:
@@ -106,7 +106,7 @@ class ActionExecutor:
             action = planned_at(action, state.generation)
         action = with_outcome(action, "started", now_s)
         self.outbox.publish(self._bus)  # what was decided before must stand before it
-        self.memory.take(action)
+        self.memory.apply(action)
         self.mine.add(action.id)
         self.outbox.count(action)
         if not offer(self._bus, self._metrics, action.job, action):
@@ -141,7 +141,7 @@ class ActionExecutor:
         if action.kind in NODES_OUT and self.under_way.not_submitted(action.id) and self._behind():
             return  # another engine may have begun just before
         cancel_reason = why_not()
-        said = cancel_reason.said if isinstance(cancel_reason, ActiveBrake) else cancel_reason
+        said = cancel_reason.summary if isinstance(cancel_reason, ActiveBrake) else cancel_reason
         end = self.under_way.go_on(action, now_s, by=action.by or "engine", cancel_reason=said)
         if end is None:
             return
@@ -176,4 +176,4 @@ class ActionExecutor:
         if why.latches is not None:
             self.outbox.put(latch(action, why.latches, why.why, now_s), self.memory)
         until = {} if why.until_s is None else {"held_until_s": round(why.until_s, 3)}
-        self.outbox.skip(action, self.memory, now_s=now_s, why=why.said, held={"held": why.name, **until})
+        self.outbox.skip(action, self.memory, now_s=now_s, why=why.summary, held={"held": why.name, **until})

@@ -51,8 +51,8 @@ class CordonExecutor:
     def __contains__(self, cause: str) -> bool:
         return cause in self._words
 
-    def take(self, message: Message, since_s: float) -> None:
-        """Take in what stands in a part of the bus that is this engine's own; of what is older nobody knows the end."""
+    def apply(self, message: Message, since_s: float) -> None:
+        """Apply what stands in a part of the bus that is this engine's own; of what is older nobody knows the end."""
         command = message.record
         if not isinstance(command, CommandRecord) or command.kind not in CORDONING or not command.node:
             return

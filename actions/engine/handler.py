@@ -89,14 +89,14 @@ class EngineHandler:
         Of a partition that another member owns now nothing stays: of its incidents this engine would hear no more.
         """
         now_s = self._clock.now_s()
-        self._acting.hear(bus, now_s)
+        self._acting.connect(bus, now_s)
         memory = EngineState(self._rules.remedies.ladder, self._adoptions)
         for message in bus.read(ACTIONS, from_time_s=now_s - MEMORY_S):
-            self._take(memory, message)
+            self._apply(memory, message)
         self._outbox.remind(memory)
         if splits := [action.at_s for action in memory.under_way.values() if action.kind == "rebalance"]:
             for message in bus.read(EVENTS, from_time_s=min(splits) - OVERLAP_S):
-                self._take(memory, message)
+                self._apply(memory, message)
         self._cordons.forget()
         elsewhere = self._take_causes(memory, bus, consumer, now_s - MEMORY_S)
         self._memory = memory
@@ -107,16 +107,16 @@ class EngineHandler:
         log.info("engine ready", extra={"fields": {"incidents": len(memory.cases), "unfinished": len(started)}})
 
     def _take_causes(self, memory: EngineState, bus: Bus, consumer: Consumer, since_s: float) -> set[str]:
-        """Take in all that was commanded, and the incidents of our own partitions; the ids of what others own."""
+        """Apply all that was commanded, and the incidents of our own partitions; the ids of what others own."""
         owned, elsewhere = consumer.assignment(), set[str]()
         for topic, from_s in ((COMMANDS, None), (INCIDENTS, since_s)):
             for message in in_order(bus.read(topic, from_time_s=from_s)):
                 if (topic.name, message.partition) in owned:
-                    if self._take(memory, message):
-                        self._cordons.take(message, since_s)
+                    if self._apply(memory, message):
+                        self._cordons.apply(message, since_s)
                     continue
                 if isinstance(message.record, CommandRecord):
-                    self._take(memory, message)
+                    self._apply(memory, message)
                 if isinstance(message.record, CommandRecord | IncidentRecord):
                     elsewhere.add(message.record.id)
         return elsewhere
@@ -125,7 +125,7 @@ class EngineHandler:
         """Take incidents and people's words in. What follows from them is decided in `tick`."""
         for message in messages:
             if self._hear(message):
-                self._cordons.take(message, self._clock.now_s() - MEMORY_S)
+                self._cordons.apply(message, self._clock.now_s() - MEMORY_S)
         return ()
 
     def tick(self, now_s: float) -> Iterable[Output]:
@@ -151,15 +151,15 @@ class EngineHandler:
         self._metrics.gauge("open_incidents", "Incidents that last now.", lasting)
         return self._outbox.empty()
 
-    def _take(self, memory: EngineState, message: Message) -> bool:
+    def _apply(self, memory: EngineState, message: Message) -> bool:
         """Whether `memory` has taken it in: it is about a job of ours, and its word counts."""
         ours = self._job is None or getattr(message.record, "job", None) in (self._job, EVERY_JOB)
         if taken := ours and self._gate.admits(message):
-            memory.take(message.record, message.offset, message.time_s)
+            memory.apply(message.record, message.offset, message.time_s)
         return taken
 
     def _hear(self, message: Message) -> bool:
-        return self._take(self._memory, message)
+        return self._apply(self._memory, message)
 
     # --- one incident ------------------------------------------------------------------------------------------------
 
@@ -266,4 +266,4 @@ class EngineHandler:
         if not self._under_way.not_submitted(action.id):
             return said
         brake = self._rules.brakes.after_start(now_s, self._asked(action, case, now_s))
-        return said if brake is None else ActiveBrake(brake.name, said or brake.said)
+        return said if brake is None else ActiveBrake(brake.name, said or brake.summary)

@@ -44,11 +44,11 @@ class Outbox:
     def remind(self, memory: EngineState) -> None:
         """Tell a new memory what has not come to the bus yet."""
         for _, record in self._waiting:
-            memory.take(record)
+            memory.apply(record)
 
     def put(self, record: ActionRecord | IncidentRecord | CommandRecord, memory: EngineState) -> None:
         """Say it, and know it."""
-        memory.take(record)
+        memory.apply(record)
         if isinstance(record, ActionRecord):
             self.count(record)
         self._waiting.append((record.job, record))

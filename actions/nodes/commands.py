@@ -22,7 +22,7 @@ class NodeCommands:
     >>> first, second = (on_node(word, "n7", "llama", "ann", at_s=0.0) for word in ("cordon", "uncordon"))
     >>> words = NodeCommands()
     >>> for offset, word in enumerate((first, second, first)):
-    ...     words.take(word, offset % 2, 5.0)
+    ...     words.apply(word, offset % 2, 5.0)
     >>> words.later(first) is second, words.later(second)
     (True, None)
     """
@@ -30,7 +30,7 @@ class NodeCommands:
     def __init__(self) -> None:
         self._words: dict[str, dict[str, tuple[int, float, CommandRecord]]] = {}  # by node and job
 
-    def take(self, command: CommandRecord, offset: int, said_s: float) -> None:
+    def apply(self, command: CommandRecord, offset: int, said_s: float) -> None:
         """Take a word in, which came to the bus at `said_s` and stands at `offset` there; repeats change nothing."""
         if command.kind in CORDONING and command.node is not None:
             words = self._words.setdefault(command.node, {})

@@ -57,7 +57,7 @@ class NodeStates:
     Examples
     --------
     >>> states = NodeStates()
-    >>> states.take(HeartbeatRecord(job="llama", node="n7", time_s=100.0), 100.0)
+    >>> states.apply(HeartbeatRecord(job="llama", node="n7", time_s=100.0), 100.0)
     >>> [(one["node"], one["state"], one["jobs"]) for one in states.objects(101.0)]
     [('n7', 'healthy', ['llama'])]
     """
@@ -67,7 +67,7 @@ class NodeStates:
         self._pasts = NodePasts()
         self._first: dict[str, str] = {}
 
-    def take(self, record: Record, at_s: float) -> None:
+    def apply(self, record: Record, at_s: float) -> None:
         """Take one record in; `at_s` is when it came to the bus."""
         match record:
             case HeartbeatRecord():
@@ -90,7 +90,7 @@ class NodeStates:
                 pass
 
     def launcher_says(self, job: str, said: NodeState) -> None:
-        """Take in what the launcher of `job` says of a node that the job is on, or is kept for it."""
+        """Apply what the launcher of `job` says of a node that the job is on, or is kept for it."""
         node = self._known(said.node)
         node.jobs.add(job)
         if node.launcher is None or WORST.index(said.state) < WORST.index(node.launcher.state):

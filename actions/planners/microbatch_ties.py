@@ -26,8 +26,8 @@ def least_variance(times: list[float], total: int, finish_s: float) -> Counts:
     caps = [_most_within(time_s, finish_s, most) for time_s in times]
     use_arrays = len(times) >= ARRAY_GROUPS and find_spec("numpy") is not None
     splits = _ArraySplits(times, caps, total) if use_arrays else _Splits(times, caps, total)
-    low = splits.settle(0.0, rising=True)
-    high = splits.settle(finish_s, rising=False)
+    low = splits.reassign(0.0, rising=True)
+    high = splits.reassign(finish_s, rising=False)
     if low == high:
         return tuple(low)
     best = min((low, high), key=lambda counts: _spread(times, counts))
@@ -58,7 +58,7 @@ class _Splits:
     def __init__(self, times: list[float], caps: list[int], total: int) -> None:
         self.times, self.caps, self.total = times, caps, total
 
-    def settle(self, level_s: float, *, rising: bool) -> list[int]:
+    def reassign(self, level_s: float, *, rising: bool) -> list[int]:
         """Repeat: nearest split for the level, then its mean as the level, until nothing changes."""
         counts: list[int] = []
         for _ in range(200):  # each round moves the mean strictly one way; a handful is usual

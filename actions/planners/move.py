@@ -82,7 +82,7 @@ def _whole(slowness: Slowness) -> Layout:
     """The job's layout, if it is one that the prediction knows."""
     layout = slowness.layout
     if layout is None or not layout.whole:
-        told = "nobody has told it" if layout is None else layout.said()
+        told = "nobody has told it" if layout is None else layout.summary()
         raise DataError(f"the job's layout is not known whole ({told})")
     for axis in ("cp", "ep"):
         if layout.sizes.get(axis, 1) > 1:

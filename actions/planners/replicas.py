@@ -47,7 +47,7 @@ def refusal(layout: Layout | None, ranks: int) -> str | None:
     if layout.uneven:
         return f"unequal micro-batches would be wrong here: {'; '.join(layout.uneven)}"
     if not layout.whole:
-        return f"the layout of the ranks is not known whole: {layout.said()}"
+        return f"the layout of the ranks is not known whole: {layout.summary()}"
     if layout.world_size != ranks:
         return f"the layout is one of {layout.world_size} ranks, and {ranks} were measured"
     return None

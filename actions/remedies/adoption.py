@@ -22,7 +22,7 @@ class Adoptions:
     def __init__(self) -> None:
         self._of_job: dict[str, dict[int, _Adopted]] = {}
 
-    def take(self, event: EventRecord) -> None:
+    def apply(self, event: EventRecord) -> None:
         """Take an event in; all but adoptions of a split are passed over."""
         if event.kind != "microbatch_plan" or event.rank is None:
             return

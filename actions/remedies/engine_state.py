@@ -38,14 +38,14 @@ class IncidentState:
         self.incident = incident
         self.ladder = ladder
         self.slowness = slow.Slowness()
-        self.take(incident)
+        self.apply(incident)
 
     @property
     def open(self) -> bool:
         """Whether the incident still lasts."""
         return self.incident.state != "closed"
 
-    def take(self, incident: IncidentRecord, ladder: Ladder | None = None) -> None:
+    def apply(self, incident: IncidentRecord, ladder: Ladder | None = None) -> None:
         """A newer revision, with a `ladder` if of another kind. Damaged evidence leaves the last good one in place."""
         if ladder is not None:
             ladder.go_on_from(self.ladder)
@@ -99,7 +99,7 @@ class EngineState:
         self._out: dict[str, None] = {}  # those that took nodes out, or are about to
         self._stops: dict[str, tuple[int, str | None]] = {}
 
-    def take(self, record: Record, offset: int = 0, at_s: float | None = None) -> None:
+    def apply(self, record: Record, offset: int = 0, at_s: float | None = None) -> None:
         """Take one record in; a repeat or an older revision changes nothing.
 
         Parameters
@@ -116,7 +116,7 @@ class EngineState:
                     case = self.cases[record.id] = IncidentState(record, self._new_ladder(record.kind))
                 elif record.revision > case.incident.revision:
                     another = record.kind != case.incident.kind
-                    case.take(record, self._new_ladder(record.kind) if another else None)
+                    case.apply(record, self._new_ladder(record.kind) if another else None)
                 if record == case.incident:
                     case.said_s = at_s
                 case.first_said_s = at_s if case.first_said_s is None else case.first_said_s
@@ -125,7 +125,7 @@ class EngineState:
             case CommandRecord():
                 self._take_command(record, offset, at_s)
             case EventRecord():
-                self.adoptions.take(record)
+                self.adoptions.apply(record)
             case _:
                 pass
 
@@ -155,12 +155,12 @@ class EngineState:
                 who = command.by or "somebody without a name"
                 self._stops[command.job] = (offset, who if command.kind == "stop" else None)
         elif command.kind == "silence":
-            self.silences.take(command, offset)
+            self.silences.apply(command, offset)
         elif command.kind in ("latch", "reset"):
-            self.latches.take(command, offset, at_s)
+            self.latches.apply(command, offset, at_s)
         elif command.node is not None:
             self.nodes.take_command(command, at_s)
-            self.node_words.take(command, offset, command.at_s if at_s is None else at_s)
+            self.node_words.apply(command, offset, command.at_s if at_s is None else at_s)
         elif command.action is not None and command.kind == "approve":
             self.approved[command.action] = Approval(command.by, command.plan_digest)
         elif command.action is not None and command.kind == "deny":

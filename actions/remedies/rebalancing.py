@@ -72,7 +72,7 @@ def _measured_since(view: PlanningContext, rung: Rebalance, action: ActionRecord
     if told_s is None or done_s is None or told_s <= done_s:
         return False
     seen = view.case.slowness.slow_iterations - int(action.plan.get("slow_iterations", 0))
-    return view.rules.brakes.settled(view.now_s, action) and seen >= rung.settle_iterations
+    return view.rules.brakes.has_cooled_down(view.now_s, action) and seen >= rung.settle_iterations
 
 
 def _in_force(view: PlanningContext) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ class SuspicionsOnBus:
                     record = message.record
                     counts = not isinstance(record, CommandRecord) or self._trust.refusal(message) is None
                     if counts and getattr(record, "job", None) in (self._job, EVERY_JOB):
-                        memory.take(record, message.offset, message.time_s)
+                        memory.apply(record, message.offset, message.time_s)
         finally:
             bus.close()
         return memory
@@ -146,7 +146,7 @@ class SuspicionsOnBus:
         if self._always and findings is not None:
             confirmed += at_fault(findings)
             said += [one.text for one in findings.accused] or ["nobody is accused"]
-            said += findings.rates.said[:MOST_SAID]  # those that are furthest behind
+            said += findings.rates.summary[:MOST_SAID]  # those that are furthest behind
         if records:
             threading.Thread(target=self._tell, args=(records,), name="suspicions-told", daemon=True).start()
         sentences = "; ".join(dict.fromkeys(said)) or outcome.error or "nothing was found"

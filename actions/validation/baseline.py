@@ -62,7 +62,7 @@ class Baseline:
         return self._kept.link_s
 
     def learn(self, busy_s: Mapping[str, float], link_s: Mapping[str, float]) -> None:
-        """Take in what is not known yet."""
+        """Apply what is not known yet."""
         new = _Kept(busy_s={**busy_s, **self._kept.busy_s}, link_s={**link_s, **self._kept.link_s})
         if new == self._kept:
             return

@@ -31,7 +31,7 @@ def lines(result: Validation) -> Iterator[str]:
         if finding.kind in ("slow_compute", "slow_link"):
             told = result.rates.of(finding.link or finding.ranks, finding.nodes)
             told_of = told.devices if finding.kind == "slow_compute" else told.links
-            yield from (f"    {one.said}" for one in told_of[:MOST_SAID])
+            yield from (f"    {one.summary}" for one in told_of[:MOST_SAID])
     within = f" in {result.wall_s:.1f} s" if result.wall_s else ""
     outcome = f"{len(result.accused)} accused" if result.accused else "nobody is accused"
     yield f"validated {result.ranks} ranks{within}: {outcome}"

@@ -118,7 +118,7 @@ def answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:
 
 def _phrases(rates: Rates) -> list[str]:
     """The numbers that a sentence has room for."""
-    return [*(one.said for one in rates.devices[:MOST_SAID]), *(one.said for one in rates.links[:MOST_SAID])]
+    return [*(one.summary for one in rates.devices[:MOST_SAID]), *(one.summary for one in rates.links[:MOST_SAID])]
 
 
 def _answer(plan: Mapping[str, Any], findings: Findings | None) -> Answer:

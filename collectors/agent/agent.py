@@ -167,7 +167,7 @@ class Agent:
         self._delivery.drain()
         vetted = [kept for record in records if (kept := self._vet(record)) is not None]
         if self._settings.agent.metrics_port is not None:  # else nobody can ask for them
-            self._gpu_values.take(vetted)
+            self._gpu_values.observe(vetted)
         if vetted:
             self._delivery.send(vetted)
         self._keep_positions(batches)
@@ -190,7 +190,7 @@ class Agent:
         hearers = [one for one in self._hearers if one.listens]
         if hearers:
             self._listener.start()
-        for request in self._listener.take():
+        for request in self._listener.pop_new():
             self._metrics.count("sampling_requests_total", "Requests of detectors for denser samples that were heard.")
             for hearer in hearers:
                 hearer.ask(request)

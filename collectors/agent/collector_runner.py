@@ -45,7 +45,7 @@ class CollectorRunner:
         self._metrics = metrics
         self._positions = positions
 
-    def take(self, task: Task) -> Batch:
+    def run_task(self, task: Task) -> Batch:
         """What the task's collector has now. The one place of the agent where a collector's errors are caught."""
         start_s = self._clock.monotonic_s()
         records: list[Record] = []

@@ -67,7 +67,7 @@ class CollectorThread:
         for task in due:
             with self._lock:
                 self._at = task, self._clock.monotonic_s()
-            batch = self._turn.take(task)
+            batch = self._turn.run_task(task)
             with self._lock:
                 overtaken = self._life != life
                 if not overtaken:

@@ -49,7 +49,7 @@ class GpuValues:
         self._last_s: float | None = None
         self._hold_s = HOLD_S
 
-    def take(self, records: Iterable[Record]) -> None:
+    def observe(self, records: Iterable[Record]) -> None:
         """Keep what `records` say of GPUs."""
         for record in records:
             if isinstance(record, MetricsRecord) and any(name in NAMES for name in record.names):

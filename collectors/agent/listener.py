@@ -57,7 +57,7 @@ class Listener:
             self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
             self._thread.start()
 
-    def take(self) -> list[SamplingRecord]:
+    def pop_new(self) -> list[SamplingRecord]:
         """What was heard since the last call; of too much the newest."""
         return [self._heard.popleft() for _ in range(len(self._heard))]
 

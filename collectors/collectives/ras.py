@@ -106,7 +106,7 @@ class NcclRasCollector:
         if whole:
             answer = self._talk.answer
             self._hang_up()
-            yield from self._told(answer, now_s)
+            yield from self._records_of(answer, now_s)
 
     def wake_fds(self) -> Sequence[int]:
         return () if self._talk is None or self._talk.fileno() < 0 else (self._talk.fileno(),)
@@ -161,7 +161,7 @@ class NcclRasCollector:
 
     # -- what to send
 
-    def _told(self, answer: bytes, now_s: float) -> Iterable[Record]:
+    def _records_of(self, answer: bytes, now_s: float) -> Iterable[Record]:
         text, trouble, uneven = _condensed(answer)
         digest = hashlib.sha256(text).hexdigest()[:16]
         still, self._before = digest == self._before, digest

@@ -111,7 +111,7 @@ class Conversation:
         self._socket.close()
 
     def go_on(self, now_s: float) -> bool:
-        """Take in what has come; True when `answer` is whole.
+        """Apply what has come; True when `answer` is whole.
 
         Raises
         ------
@@ -140,7 +140,7 @@ class Conversation:
             self._say(f"CLIENT PROTOCOL {PROTOCOL}\n")
 
     def _take_in(self) -> bool:
-        """Take in what has come; True when `answer` is whole."""
+        """Apply what has come; True when `answer` is whole."""
         taken = 0
         while taken < _READ_BYTES:
             try:
@@ -152,7 +152,7 @@ class Conversation:
             taken += len(data)
             if not data:
                 return self._ended()
-            self._take(data)
+            self._apply(data)
         return False
 
     def _ended(self) -> bool:
@@ -163,7 +163,7 @@ class Conversation:
         self.close()
         return True
 
-    def _take(self, data: bytes) -> None:
+    def _apply(self, data: bytes) -> None:
         while self.stage != "report":
             self._line += data
             line, newline, data = self._line.partition(b"\n")

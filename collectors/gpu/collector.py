@@ -197,7 +197,7 @@ class GpuCollector:
 
     def _xids(self, now_s: float) -> Iterator[EventRecord]:
         """Xid events since the last tick."""
-        for number, (gpu, code, instance) in enumerate(self._events.take(self._gpus)):
+        for number, (gpu, code, instance) in enumerate(self._events.pop_new(self._gpus)):
             gpu.xid, gpu.xids = code, (gpu.xids or 0) + 1
             fields: Fields = {"xid": code, "pci": gpu.pci}
             rank = gpu.rank

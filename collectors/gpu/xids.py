@@ -39,7 +39,7 @@ class XidEvents:
         self._sets[gpu.uuid] = wanted
         gpu.xids = gpu.xids or 0
 
-    def take(self, gpus: list[Gpu]) -> Iterator[tuple[Gpu, int, int | None]]:
+    def pop_new(self, gpus: list[Gpu]) -> Iterator[tuple[Gpu, int, int | None]]:
         """GPU, code and MIG instance of what has come since the last call."""
         for gpu in gpus:
             waiting = self._sets.get(gpu.uuid)

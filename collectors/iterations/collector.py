@@ -89,7 +89,7 @@ class IterationsCollector:
         # A trainer's last steps come before its follower's first, and who trains before what others say of themselves.
         for source in [source for source in looked if source.trains]:
             yield from self._training(source)
-        for source in self._trainers.settle(self._sources.values()):
+        for source in self._trainers.update(self._sources.values()):
             yield from self._training(source)
         for source in looked:
             yield from self._words(source)
@@ -121,7 +121,7 @@ class IterationsCollector:
     # -- finding files
 
     def _scan(self, now_s: float) -> None:
-        """Take in new hook files; the folder is read only if it changed, and now and then anyway."""
+        """Apply new hook files; the folder is read only if it changed, and now and then anyway."""
         try:
             changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - every turn
         except OSError:

@@ -51,7 +51,7 @@ class Trainers:
         self._proc = proc
         self._seats: dict[int, _Seat] = {}
 
-    def settle(self, sources: Iterable[HookSource]) -> list[HookSource]:
+    def update(self, sources: Iterable[HookSource]) -> list[HookSource]:
         """Look at everybody once; those that have become trainers now, in the order in which they did."""
         by_rank: dict[int, list[tuple[hook.Header, HookSource]]] = {}
         for source in sources:

@@ -152,7 +152,7 @@ class LogsCollector:
                 partial_wait_s=self._config.partial_wait_s,
                 rotated_too=not Path(source).is_absolute(),  # the run folder's logs are this run's from their start
             )
-            if (state := self._resting.take(source)) is not None:
+            if (state := self._resting.pop(source)) is not None:
                 self._tails[source].state = state
         return self._tails[source]
 

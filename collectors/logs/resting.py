@@ -48,7 +48,7 @@ class Resting:
             for source in (gone + [one for one in self._states if one not in set(gone)])[:over]:
                 del self._states[source]
 
-    def take(self, source: str) -> TailState | None:
+    def pop(self, source: str) -> TailState | None:
         """The state of `source`, which is followed again; None if it did not rest."""
         found = self._states.pop(source, None)
         return None if found is None else found[0]

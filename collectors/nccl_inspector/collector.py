@@ -85,7 +85,7 @@ class NcclInspectorCollector:
                 continue
             try:
                 gone = self._lookout.look(header).gone
-                calls, lost = one.take(process.path, header, now_s, gone=gone)
+                calls, lost = one.read(process.path, header, now_s, gone=gone)
             except OSError as error:  # its file system went away
                 self._say(process.path, f"the inspector's file cannot be read: {error}", header)
                 continue

@@ -96,7 +96,7 @@ class RankCalls:
         self.file.restore(position)
         self._told = int(position.get("told", -1))
 
-    def take(self, path: str, header: hook.Header, now_s: float, *, gone: bool) -> tuple[list[tuple[int, Call]], int]:
+    def read(self, path: str, header: hook.Header, now_s: float, *, gone: bool) -> tuple[list[tuple[int, Call]], int]:
         """Calls of steps of which no more will come, with their steps, and how many calls were lost.
 
         Of one dump the communicators are written one after the other: a step is over when a line was written so long

@@ -112,7 +112,7 @@ class NcclCallsCollector:
                 self._remove(name)
                 continue
             gone = self._lookout.look(rank).gone
-            taken = file.take(monotonic_s, self._config.still_s, self._config.again_s, gone=gone)
+            taken = file.poll(monotonic_s, self._config.still_s, self._config.again_s, gone=gone)
             if taken is not None:
                 yield from self._records.of(rank, taken, now_s, monotonic_s)
 

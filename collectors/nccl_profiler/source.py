@@ -99,7 +99,7 @@ class CallsFile:
         header = self.header
         return None if header is None else (header.pid, header.start_ticks, header.pid_namespace)
 
-    def take(self, now_s: float, still_s: float, again_s: float, *, gone: bool) -> Taken | None:
+    def poll(self, now_s: float, still_s: float, again_s: float, *, gone: bool) -> Taken | None:
         """What is new at monotonic time `now_s`; None if nothing is. Asking moves on."""
         if self.header is None or self.over:
             return None

@@ -63,7 +63,7 @@ class Changes:
         self._patience_s = max(SILENT_S, SILENT_INTERVALS * interval_s)
         self.known: dict[str, dict[str, Seen]] = {}
 
-    def take(self, rows: Rows, now_s: float) -> Iterator[EventRecord]:
+    def observe(self, rows: Rows, now_s: float) -> Iterator[EventRecord]:
         """The events of one scrape of one exporter."""
         gpus_of: set[str] = set()
         for who, values in rows.items():

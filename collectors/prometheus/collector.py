@@ -89,7 +89,7 @@ class PrometheusCollector:
             raise CollectorError(f"none of the {len(self._config.endpoints)} exporters answered")
         for endpoint, text in texts.items():
             rows, models = self._rows(endpoint, text)
-            yield from self._changes.take(rows, now_s)
+            yield from self._changes.observe(rows, now_s)
             yield from self._records(rows, models, now_s)
         self._changes.forget(now_s)
 

@@ -58,7 +58,7 @@ class ActionLog:
     Examples
     --------
     >>> log = ActionLog()
-    >>> log.take(ActionRecord(id="i1/restart/1", incident="i1", job="j", kind="restart_process", outcome="done",
+    >>> log.apply(ActionRecord(id="i1/restart/1", incident="i1", job="j", kind="restart_process", outcome="done",
     ...     at_s=0.0, finished_at_s=2.0, why="crash: rank 2 was killed"))
     >>> print(*entry_lines(log.entries()[0]), sep=chr(10))
     1970-01-01 00:00:00 UTC restart_process of job j is done (i1/restart/1)
@@ -76,10 +76,10 @@ class ActionLog:
         self._asked = JobWords()
 
     def refuse(self, command: CommandRecord, why: str) -> None:
-        """Take in a word that does not count."""
+        """Apply a word that does not count."""
         self._refused.append(Word(command, why))
 
-    def take(self, record: Record) -> None:
+    def apply(self, record: Record) -> None:
         """Take one record in; what says nothing new is passed over."""
         match record:
             case ActionRecord():
@@ -93,7 +93,7 @@ class ActionLog:
             case CommandRecord():
                 self._commands.setdefault(record.id, record)
             case EventRecord():
-                self._asked.take(record)
+                self._asked.apply(record)
             case _:
                 pass
 
@@ -150,7 +150,7 @@ def entry_lines(entry: Entry) -> Iterator[str]:
         yield line(f"advice: {advice}", 4)
     for number, said in enumerate(_evidence(entry.incident) if action.command is None else ()):
         yield line(said if number else f"evidence: {said}", 8 if number else 4)
-    for number, said in enumerate(rates_in(action.plan).said[:MOST_RATES] if action.kind == "validate" else ()):
+    for number, said in enumerate(rates_in(action.plan).summary[:MOST_RATES] if action.kind == "validate" else ()):
         yield line(said if number else f"measured: {said}", 8 if number else 4)
     yield line(f"by: {_by(entry)}", 4)
     told = [f"{one.outcome} {moment(one.finished_at_s or one.at_s)}" for one in entry.records]
@@ -267,7 +267,7 @@ def taken(messages: Iterable[Message], trust: Trust, job: str | None = None, sin
         if refusal is not None and isinstance(record, CommandRecord):
             log.refuse(record, refusal.why)
         else:
-            log.take(record)
+            log.apply(record)
     if since_s is not None:
         log.forget(since_s)
     return log

@@ -38,7 +38,7 @@ class JobWords:
     >>> words = JobWords()
     >>> fields = {"operation": "o", "verb": "evict", "by": "ann (act)", "why": "its fan is loud", "target": "n2"}
     >>> for at_s, stage in ((0.0, "accepted"), (0.2, "accepted"), (3.0, "done")):
-    ...     words.take(EventRecord(id=f"operation/o/{stage}", job="j", node="n1", time_s=at_s, kind="operation",
+    ...     words.apply(EventRecord(id=f"operation/o/{stage}", job="j", node="n1", time_s=at_s, kind="operation",
     ...         fields={**fields, "stage": stage}))
     >>> said = job_word_line(words.but(frozenset())[0])
     >>> said.removeprefix("1970-01-01 00:00:00 UTC ")
@@ -48,8 +48,8 @@ class JobWords:
     def __init__(self) -> None:
         self._words: dict[str, LauncherOperation] = {}
 
-    def take(self, event: EventRecord) -> None:
-        """Take in an event; one of another kind, or without an operation, says nothing here."""
+    def apply(self, event: EventRecord) -> None:
+        """Apply an event; one of another kind, or without an operation, says nothing here."""
         operation = event.fields.get("operation")
         if event.kind != KIND or not isinstance(operation, str):
             return

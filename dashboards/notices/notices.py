@@ -48,14 +48,14 @@ class Notices:
         client = client or httpx.Client(follow_redirects=False)
         self.couriers = [Courier(target, client, clock, metrics) for target in targets]
         self._told: dict[tuple[str, str, str | None, int], None] = {}
-        overview.listen(self.hear)
+        overview.listen(self.apply)
 
     def start(self) -> None:
         """A thread for each target: one that is slow holds up no other."""
         for courier in self.couriers:
             threading.Thread(target=courier.run, name=f"notices-{courier.target.host}", daemon=True).start()
 
-    def hear(self, record: Record) -> None:
+    def apply(self, record: Record) -> None:
         """Offer what is worth telling to those who want it; called with the overview's lock held."""
         event = _event(record)
         if event is None or not isinstance(record, IncidentRecord | ActionRecord):

@@ -56,7 +56,7 @@ class JobOverview:
         self._open: dict[str, IncidentRecord] = {}
         self._healthy_s: deque[float] = deque(maxlen=HEALTHY)
 
-    def take(self, message: Message, heard_s: float | None = None) -> bool:
+    def apply(self, message: Message, heard_s: float | None = None) -> bool:
         """Take one record in; whether it says something that was not known.
 
         `heard_s` is when it was heard, by the clock that silence is measured with; by default the bus's time of it.
@@ -65,7 +65,7 @@ class JobOverview:
         match record:
             case IterationRecord():
                 self._seen(heard_s)
-                self.pace.take(record, message.time_s)
+                self.pace.apply(record, message.time_s)
                 return False
             case HeartbeatRecord():
                 self._seen(heard_s)
@@ -78,7 +78,7 @@ class JobOverview:
                 return self._take_incident(record)
             case ActionRecord():
                 return self._take_action(record)
-            case EventRecord() if self.layouts.take(record):
+            case EventRecord() if self.layouts.apply(record):
                 return False  # every rank says it, again and again
             case EventRecord():
                 return self._take_event(record)

@@ -74,12 +74,12 @@ class Overview:
         """See `trainwarden.service_loop.Handler`: what is short is read whole, the rest from half an hour ago."""
         self._consumer = consumer
         for topic in HISTORY:
-            self._take(in_order(bus.read(topic)) if topic is COMMANDS else bus.read(topic))
+            self._apply(in_order(bus.read(topic)) if topic is COMMANDS else bus.read(topic))
         consumer.seek_to_time(self._clock.now_s() - SINCE_S)
 
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
         """See `trainwarden.service_loop.Handler`."""
-        self._take(messages)
+        self._apply(messages)
         return ()
 
     def tick(self, now_s: float) -> Iterable[Output]:
@@ -87,7 +87,7 @@ class Overview:
         with self.lock:
             self.round_s = now_s
             for job in self.jobs.values():
-                job.pace.settle()
+                job.pace.apply_pending()
             lag = None if self.ready or self._consumer is None else self._consumer.lag()
             if lag is not None and lag <= READ_UP:
                 self.ready = True
@@ -109,7 +109,7 @@ class Overview:
             self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def _take(self, messages: Iterable[Message]) -> None:
+    def _apply(self, messages: Iterable[Message]) -> None:
         """A few at a time, so that nobody who asks waits for a whole history to be read."""
         coming = iter(messages)
         while few := list(islice(coming, FEW)):
@@ -126,7 +126,7 @@ class Overview:
         record = message.record
         if self._trust.refusal(message) is not None:
             return
-        self.nodes.take(record, message.time_s)
+        self.nodes.apply(record, message.time_s)
         if isinstance(record, CommandRecord):
             self._take_command(record, message.offset)
             self._tell(record)
@@ -138,7 +138,7 @@ class Overview:
         if job is None:
             job = self.jobs[name] = JobOverview(name)
         # What comes live is heard now, whatever clocks agents, detectors and the bus have.
-        if job.take(message, self._clock.now_s() if self.ready else None):
+        if job.apply(message, self._clock.now_s() if self.ready else None):
             self._tell(record)
         if isinstance(record, HeartbeatRecord):
             self._note_node(name, record.node)
@@ -156,7 +156,7 @@ class Overview:
         if command.kind in ("stop", "resume"):
             self._stops[command.job] = (command.by or "somebody") if command.kind == "stop" else None
         elif command.kind == "silence":
-            self.silences.take(command, offset)
+            self.silences.apply(command, offset)
         elif command.kind in ("approve", "deny"):
             self.remember(command)
 

@@ -37,9 +37,9 @@ class Pace:
     Examples
     --------
     >>> pace = Pace()
-    >>> pace.take(IterationRecord(job="j", node="n", rank=1, incarnation="a", steps=(7,), end_s=(60.0,),
+    >>> pace.apply(IterationRecord(job="j", node="n", rank=1, incarnation="a", steps=(7,), end_s=(60.0,),
     ...     duration_s=(0.5,), compute_s=(0.3,), wait_s=(0.2,)), arrived_s=100.0)
-    >>> pace.settle()
+    >>> pace.apply_pending()
     >>> pace.ranks, pace.mean("duration", last=1).tolist()
     ([1], [[0.5]])
     """
@@ -54,7 +54,7 @@ class Pace:
         self._newest: int | None = None  # number of the newest bin, counted from the epoch
         self._late_s: dict[str, deque[float]] = {}
         self._new: list[tuple[int, int, float, float]] = []
-        self._settled = 0  # ranks that `settle` has seen
+        self._settled = 0  # ranks that `apply_pending` has seen
         self.highest_step: int | None = None
         self._bases: dict[int, tuple[str, str]] = {}
 
@@ -73,8 +73,8 @@ class Pace:
         """Where the newest times of most ranks come from, and what they compute on behind the host's back."""
         return Counter(self._bases.values()).most_common(1)[0][0] if self._bases else None
 
-    def take(self, record: IterationRecord, arrived_s: float) -> None:
-        """Note the steps of one record that came on the bus at `arrived_s`; `settle` adds them up.
+    def apply(self, record: IterationRecord, arrived_s: float) -> None:
+        """Note the steps of one record that came on the bus at `arrived_s`; `apply_pending` adds them up.
 
         Columns that are shorter than others, and times that no step can have, are passed over.
         """
@@ -111,7 +111,7 @@ class Pace:
         if seconds is not None and 0.0 <= seconds <= LONGEST_S:
             self._new.append((quantity, row, ended_s, seconds))
 
-    def settle(self) -> None:
+    def apply_pending(self) -> None:
         """Add up what was taken since the last call."""
         self._settled = len(self._rows)
         self._grow(self._settled)

@@ -30,9 +30,9 @@ def read_whole(bus: Bus, job: str | None = None) -> dict[str, JobOverview]:
             known = jobs.get(name)
             if known is None:
                 known = jobs[name] = JobOverview(name, whole=True)
-            known.take(message)
+            known.apply(message)
             if count % SETTLE_EVERY == 0:
-                known.pace.settle()
+                known.pace.apply_pending()
     for known in jobs.values():
-        known.pace.settle()
+        known.pace.apply_pending()
     return jobs

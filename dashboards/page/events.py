@@ -31,7 +31,7 @@ class News:
         self._came = asyncio.Event()
         self.ended = False
 
-    def tell(self, record: Record) -> None:
+    def publish(self, record: Record) -> None:
         """Note `record`; from any thread."""
         what = str(record.__struct_config__.tag)
         named = (what, str(getattr(record, "job", "")), str(getattr(record, "id", "")) if what != "verdict" else "")
@@ -51,7 +51,7 @@ class News:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._came.set)
 
-    async def take(self, wait_s: float) -> list[dict[str, str]]:
+    async def pop_new(self, wait_s: float) -> list[dict[str, str]]:
         """What has changed since the last call; nothing within `wait_s` is an empty list."""
         try:
             async with asyncio.timeout(wait_s):
@@ -93,13 +93,13 @@ class Listeners:
 
     async def serve(self, news: News, send: Callable[[bytes], Any]) -> bool:
         """Send what changes until the server ends; False if the listener was too slow before that."""
-        leave = self._overview.listen(news.tell)
+        leave = self._overview.listen(news.publish)
         try:
             text = b"retry: 3000\n\n"
             while not news.ended:
                 async with asyncio.timeout(self._slow_s):
                     await send(text)
-                taken = await news.take(self._ping_s)
+                taken = await news.pop_new(self._ping_s)
                 text = b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in taken) or b": ping\n\n"
         except TimeoutError:
             return False

@@ -33,7 +33,7 @@ def job_line(job: JobOverview, now_s: float) -> dict[str, Any]:
         "step": job.pace.highest_step,
         "iteration_s": pace_s,
         "basis": basis_said(*basis) if (basis := job.pace.basis) is not None else None,
-        "layout": layout.said() if (layout := job.layouts.layout()) is not None else None,
+        "layout": layout.summary() if (layout := job.layouts.layout()) is not None else None,
         "healthy_s": healthy_s,
         "ratio": pace_s / healthy_s if pace_s is not None and healthy_s else None,
         "worst": lasting[0] if lasting else None,
@@ -77,7 +77,7 @@ class JobShown(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, job: JobOverview, now_s: float, *, most: int = SHOWN_INCIDENTS) -> JobShown:
         """What is known of `job`; the lock of its overview must be held."""
-        job.pace.settle()
+        job.pace.apply_pending()
         incidents = sorted(job.incidents.values(), key=_newest, reverse=True)
         return cls(
             line=job_line(job, now_s),

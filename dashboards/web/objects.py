@@ -23,7 +23,7 @@ def job_object(job: JobOverview, now_s: float) -> dict[str, Any]:
         "step": job.pace.highest_step,
         "iteration_s": job.iteration_s,
         "healthy_s": job.healthy_s,
-        "layout": layout.said() if (layout := job.layouts.layout()) is not None else None,
+        "layout": layout.summary() if (layout := job.layouts.layout()) is not None else None,
         "last_seen_s": job.seen_s,
         "open_incidents": len(lasting),
         "worst": lasting[0].severity if lasting else None,

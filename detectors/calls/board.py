@@ -57,7 +57,7 @@ class CallAssembler:
         self._begun = np.full((3, 0), np.nan)  # of the step closed last: its number, when each rank began it, of now
 
     @property
-    def heard(self) -> bool:
+    def has_data(self) -> bool:
         """True once any rank has told of its calls."""
         return bool(np.isfinite(self._newest_s).any())
 
@@ -91,7 +91,7 @@ class CallAssembler:
         self._silent_s += elapsed_s
 
     def feed(self, record: CollectivesRecord, column: int) -> bool:
-        """Take in one rank's word; False if it is damaged or was taken in before."""
+        """Apply one rank's word; False if it is damaged or was taken in before."""
         if not 0.0 <= record.time_s < MAX_TIME_S:
             self.counts["odd"] += 1
             return False
@@ -131,9 +131,9 @@ class CallAssembler:
                 self._closed = max(self._closed, step)
         return tuple(out)
 
-    def told(self) -> dict[str, Any]:
+    def columns_of_window(self) -> dict[str, Any]:
         """What a window has of it: the counts of all ranks now, and the newest steps that were joined."""
-        counts = self.view() if self.heard else None
+        counts = self.view() if self.has_data else None
         return {"counts": counts, "carried": tuple(self.carried)}
 
     def view(self) -> Counts:

@@ -104,7 +104,7 @@ class CountTable:
         return self._trusted[: len(self._names)]
 
     def feed(self, record: CollectivesRecord, column: int) -> Ints | None:
-        """Take in one rank's counts; the codes of its communicators, None if the record is damaged."""
+        """Apply one rank's counts; the codes of its communicators, None if the record is damaged."""
         told = record.comms, record.sizes, record.places
         known = self._of.get(column, {}).get(told) or self._enter(record, column)
         if known is None:

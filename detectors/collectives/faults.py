@@ -36,8 +36,8 @@ class CollectiveFaults:
     def __init__(self) -> None:
         self._faults: dict[str, CollectiveFault] = {}
 
-    def take(self, event: EventRecord, window: Window) -> None:
-        """Take in a finding's event; a restart clears them, other events are left alone."""
+    def apply(self, event: EventRecord, window: Window) -> None:
+        """Apply a finding's event; a restart clears them, other events are left alone."""
         if event.kind == "restart":
             self._faults.clear()
         if event.kind != EVENT_KIND:
@@ -60,7 +60,7 @@ class CollectiveFaults:
                 one.node = node_of.get(one.rank, "")
         self._faults.setdefault(event.id, CollectiveFault(kind, began_s(event), event.message, accused, source))
 
-    def settle(self, window: Window) -> None:
+    def expire(self, window: Window) -> None:
         """Forget what the job has outlived."""
         if self._faults and len(window.ends_s):
             newest_s = float(window.ends_s[-1])

@@ -75,9 +75,9 @@ class LiveCollectives:
         self._watchdog = WatchdogLines()
 
     def follow(self, window: Window) -> tuple[EventRecord, ...]:
-        """Take in the window's events; findings that are certain by themselves, to be judged with this window."""
+        """Apply the window's events; findings that are certain by themselves, to be judged with this window."""
         for event in window.events:
-            self._take(event, window.now_s)
+            self._apply(event, window.now_s)
         self._outlive(window)
         out: list[EventRecord] = []
         if self._ras is not None:
@@ -120,7 +120,7 @@ class LiveCollectives:
 
     # -- taking in
 
-    def _take(self, event: EventRecord, now_s: float) -> None:
+    def _apply(self, event: EventRecord, now_s: float) -> None:
         if event.kind in _STARTS:
             self._forget(lambda dump: dump.time_s > event.time_s)
             self._ras = self._ras_before = None

@@ -84,7 +84,7 @@ class WatchdogLines:
         self.last_s: float | None = None
 
     def follow(self, window: Window) -> list[CollectiveFinding]:
-        """Take in new lines; what all of them say once no more are to be expected, else nothing."""
+        """Apply new lines; what all of them say once no more are to be expected, else nothing."""
         for event in window.events:
             self._note(event)
         for line in window.logs:

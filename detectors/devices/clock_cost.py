@@ -45,7 +45,7 @@ class ClockCost:
     role: Floats = field(default_factory=_none)
     roles: dict[str, int] = field(default_factory=dict)
 
-    def take(self, samples: FamilySamples, idle: npt.NDArray[np.bool_]) -> None:
+    def observe(self, samples: FamilySamples, idle: npt.NDArray[np.bool_]) -> None:
         """New samples of GPUs, and which of them are known to be `idle` [rows, new samples]."""
         rows, past = samples.rows, samples.values.shape[2] - samples.fresh
         self._room(int(rows.max(initial=-1)) + 1)

@@ -72,11 +72,11 @@ class DeviceLimits:
         return self._shown + 1 < len(self._found)
 
     def update(self, window: Window) -> None:
-        """Take in new samples; a further call for the same moment turns to the next finding, if there is ``more``."""
+        """Apply new samples; a further call for the same moment turns to the next finding, if there is ``more``."""
         self._shown = self._shown + 1 if window.now_s == self._at_s and self.more else 0
         self._at_s = window.now_s
         for samples in window.samples:
-            self._take(samples, window)
+            self._observe(samples, window)
         if window.samples or self._found:
             self._now_s = window.now_s
             self._found = self._look()
@@ -127,7 +127,7 @@ class DeviceLimits:
 
     # -- internals -------------------------------------------------------------------------------------------
 
-    def _take(self, samples: FamilySamples, window: Window) -> None:
+    def _observe(self, samples: FamilySamples, window: Window) -> None:
         wanted = [limit for limit in self._limits if set(limit.metrics) <= set(samples.names)]
         if not wanted:
             return
@@ -136,14 +136,14 @@ class DeviceLimits:
         past = samples.values.shape[2] - samples.fresh
         idle = _idle(samples)[:, past:]
         if samples.family == "gpu":
-            self._clocks.take(samples, idle)
+            self._clocks.observe(samples, idle)
         self._links |= {(samples.family, row): share for row, share in _link_shares(samples)}
         for limit in wanted:
             memory = self._memory.setdefault((samples.family, limit.id), LimitMemory(limit))
             values, void = _judged(limit, samples, past, idle)
             void |= window.phase in limit.not_in
             for place in range(samples.fresh):
-                memory.take(
+                memory.observe(
                     samples.rows, values[:, place], samples.times_s[:, place],
                     heard_s=window.now_s, idle=idle[:, place], void=void[:, place],
                 )  # fmt: skip

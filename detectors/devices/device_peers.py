@@ -74,13 +74,13 @@ class DevicePeers:
         return self._shown + 1 < len(self._found)
 
     def update(self, window: Window) -> None:
-        """Take in new samples; a further call for the same moment turns to the next finding, if there is ``more``."""
+        """Apply new samples; a further call for the same moment turns to the next finding, if there is ``more``."""
         self._shown = self._shown + 1 if window.now_s == self._at_s and self.more else 0
         self._at_s = window.now_s
         for place in range(max((samples.fresh for samples in window.samples), default=0)):
             for samples in window.samples:
                 if samples.family in self._families and place < samples.fresh:
-                    self._families[samples.family].take(samples, place)
+                    self._families[samples.family].observe(samples, place)
             self._compare()
         if window.samples:
             self._found = self._look()

@@ -36,7 +36,7 @@ class Floors:
     --------
     >>> floors, one = Floors(), np.array([0])
     >>> for second in range(150):
-    ...     floors.take(one, np.array([float(second)]), np.array([1e9 + 10e6 * second + 2e8 * (second % 4 == 0)]))
+    ...     floors.observe(one, np.array([float(second)]), np.array([1e9 + 10e6 * second + 2e8 * (second % 4 == 0)]))
     >>> floors.judge()
     >>> round(float(floors.rate[0, 0]) / 1e6, 1)
     10.0
@@ -52,7 +52,7 @@ class Floors:
         self.grown = np.zeros((0, len(SCALES_S)))
         self.since_s = np.zeros((0, len(SCALES_S)))
 
-    def take(self, rows: Ints, times_s: Floats, values: Floats) -> None:
+    def observe(self, rows: Ints, times_s: Floats, values: Floats) -> None:
         """Note one sample of each of `rows`; NaN: not measured."""
         known = np.isfinite(times_s) & np.isfinite(values)
         rows, times_s, values = rows[known], times_s[known], values[known]

@@ -60,7 +60,7 @@ class LimitMemory:
     held: Floats = field(default_factory=_none)
     well: Floats = field(default_factory=_none)
 
-    def take(
+    def observe(
         self,
         rows: Rows,
         values: Floats,

@@ -86,7 +86,7 @@ class MemoryLeak:
         self._found: list[Leak] = []
 
     def update(self, window: Window) -> None:
-        """Take in new samples of ranks and devices while the job trains."""
+        """Apply new samples of ranks and devices while the job trains."""
         if window.restarts != self._restarts:
             self._restarts, self._floors, self._found = window.restarts, {}, []
         warm = len(window.steps) >= WARM_STEPS and not window.phase
@@ -94,7 +94,7 @@ class MemoryLeak:
             self._note_left(samples)
             for metric in (RANK, DEVICE):
                 if warm and metric in samples.names:
-                    self._take(samples, metric)
+                    self._observe(samples, metric)
         if window.samples and self._floors:
             self._found = self._look()
 
@@ -136,12 +136,12 @@ class MemoryLeak:
 
     # -- internals -------------------------------------------------------------------------------------------
 
-    def _take(self, samples: FamilySamples, metric: str) -> None:
+    def _observe(self, samples: FamilySamples, metric: str) -> None:
         floors = self._floors.setdefault(metric, Floors())
         self._entities.setdefault(metric, {}).update(zip(samples.rows.tolist(), samples.entities, strict=True))
         values = samples.values[:, samples.names.index(metric), -samples.fresh :]
         for sample in range(samples.fresh):
-            floors.take(samples.rows, samples.times_s[:, sample], values[:, sample])
+            floors.observe(samples.rows, samples.times_s[:, sample], values[:, sample])
 
     def _note_left(self, samples: FamilySamples) -> None:
         """What is left on nodes, on devices and in ranks' control groups, by the newest sample."""

@@ -70,7 +70,7 @@ class MetricPeers:
         return False
 
     def update(self, window: Window) -> None:
-        """Take in new samples; a phase in which ranks differ by what they do is neither judged nor learnt from."""
+        """Apply new samples; a phase in which ranks differ by what they do is neither judged nor learnt from."""
         if window.restarts != self._restarts:
             self._restarts = window.restarts
             for family in self._families.values():
@@ -82,7 +82,7 @@ class MetricPeers:
             for samples in window.samples:
                 if place < samples.fresh:
                     family = self._families.setdefault(samples.family, PeerRounds())
-                    family.take(samples, place, quiet=bool(window.phase))
+                    family.observe(samples, place, quiet=bool(window.phase))
         if self._rounds() != before:
             self._found = self._look()
 

@@ -56,7 +56,7 @@ class PeerFamily:
         self.shown, self.times_s = np.zeros((0, signs, LAST), dtype=np.bool_), np.full(LAST, np.nan)
         self.size, self.middle, self.since_s = (np.zeros((0, signs)) for _ in range(3))
 
-    def take(self, samples: FamilySamples, place: int) -> None:
+    def observe(self, samples: FamilySamples, place: int) -> None:
         """Sample number `place` of those that are new."""
         rows, column = samples.rows, samples.values.shape[2] - samples.fresh + place
         self._room(int(rows.max(initial=-1)) + 1)

@@ -74,7 +74,7 @@ class PeerRounds:
     apart: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((ROUNDS, 0, 0), dtype=np.float32))
     medians: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((ROUNDS, 0, 0), dtype=np.float32))
 
-    def take(self, samples: FamilySamples, place: int, *, quiet: bool) -> None:
+    def observe(self, samples: FamilySamples, place: int, *, quiet: bool) -> None:
         """Sample number `place` of those that are new; while it is `quiet` rounds are neither judged nor learnt."""
         rows, column = samples.rows, samples.values.shape[2] - samples.fresh + place
         columns = self._columns(samples)

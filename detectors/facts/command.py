@@ -62,7 +62,7 @@ class CommandEnd:
     Examples
     --------
     >>> end = CommandEnd()
-    >>> end.take(EventRecord(id="e", job="j", node="n", time_s=5.0, kind="job_end", fields={"exit_code": 1}), 5.0)
+    >>> end.apply(EventRecord(id="e", job="j", node="n", time_s=5.0, kind="job_end", fields={"exit_code": 1}), 5.0)
     >>> end.failed(5.1, Output(), LogRules()) is None, end.failed(6.0, Output(), LogRules()).code
     (True, 1)
     """
@@ -74,8 +74,8 @@ class CommandEnd:
         self.has_ended_on_purpose = False
         """Whether the command has ended well, or because somebody stopped it."""
 
-    def take(self, event: EventRecord, now_s: float) -> None:
-        """Take in an event of the job's."""
+    def apply(self, event: EventRecord, now_s: float) -> None:
+        """Apply an event of the job's."""
         code = event.fields.get("exit_code")
         if event.kind in {"job_start", "restart"}:
             self._ended, self.has_ended_on_purpose = None, False

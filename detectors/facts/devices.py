@@ -50,8 +50,8 @@ class DeviceFaults:
         self._devices: dict[str, DeviceFault] = {}
         self._bursts: dict[str, list[float]] = {}
 
-    def take(self, event: EventRecord, window: Window) -> None:
-        """Take in an event about a device; others are left alone."""
+    def apply(self, event: EventRecord, window: Window) -> None:
+        """Apply an event about a device; others are left alone."""
         if event.kind == "xid":
             self._take_xid(event, window)
         elif event.kind in {"link_down", "fabric_down", "device_lost", "heartbeat_lost"}:

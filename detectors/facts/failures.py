@@ -71,9 +71,9 @@ class Failures:
         """True while the launcher restarts the job."""
         return self._restarting
 
-    def take(self, event: EventRecord, window: Window) -> None:
-        """Take in an event about a process, or about the command as a whole; others are left alone."""
-        self._command.take(event, window.now_s)
+    def apply(self, event: EventRecord, window: Window) -> None:
+        """Apply an event about a process, or about the command as a whole; others are left alone."""
+        self._command.apply(event, window.now_s)
         if event.kind == "restart":
             self._take_restart(event)
         elif event.kind in {"job_start", "process_start"}:
@@ -85,14 +85,14 @@ class Failures:
         elif self._was_planned(event):
             return
         elif event.kind == "process_exit":
-            self._take_exit(event, window)
+            self._apply_exit(event, window)
         elif event.kind == "exception":
-            self._take_exception(event, window)
+            self._apply_exception(event, window)
 
-    def settle(self, window: Window) -> None:
+    def update(self, window: Window) -> None:
         """Forget failures that the job has outlived, and a restart whose end nobody told; see who only waited."""
         self._failures = {life: one for life, one in self._failures.items() if not (one.over and one.told)}
-        self._given_up.hear(window.logs)
+        self._given_up.observe(window.logs)
         self._given_up.explain(self._failures.values())
         self._output.read(window.logs)
         self._find_words(window)
@@ -106,7 +106,7 @@ class Failures:
 
     def vote(self, window: Window) -> Vote:
         """The failure to be told now, or why none is."""
-        told = self._told(window.now_s)
+        told = self._reported(window.now_s)
         if not told:
             waiting = sum(failure.role == "cascade" for failure in self._failures.values())
             if waiting:
@@ -180,7 +180,7 @@ class Failures:
             own = next((one for one in found if failure.rank is not None and one.rank == failure.rank), None)
             if own is not None:
                 event = exception_event(own, failure.node, life.removeprefix(f"{failure.node}/"), failure.rank)
-                self._take_exception(event, window)
+                self._apply_exception(event, window)
 
     def _end_of_command(self, window: Window) -> None:
         """A command that has failed is a failure, also where nothing is known of its ranks; a stopped one is none."""
@@ -194,7 +194,7 @@ class Failures:
             return
         cause = cause_of(ended, self._output, self._rules)
         if cause is not None:
-            self._take_exception(self._with_rank(cause, window), window)
+            self._apply_exception(self._with_rank(cause, window), window)
         elif known is None:
             self._fail_without_words(ended, window)
 
@@ -245,7 +245,7 @@ class Failures:
         """True if the process was ended by a restart that the launcher had announced."""
         return self._planned_from_s <= event.time_s <= self._planned_until_s
 
-    def _take_exit(self, event: EventRecord, window: Window) -> None:
+    def _apply_exit(self, event: EventRecord, window: Window) -> None:
         code, signal = event.fields.get("code"), event.fields.get("signal")
         life = _life(event)
         if code == 0 and not signal:
@@ -278,7 +278,7 @@ class Failures:
             for key, other in self._failures.items()
         )
 
-    def _take_exception(self, event: EventRecord, window: Window) -> None:
+    def _apply_exception(self, event: EventRecord, window: Window) -> None:
         text, rule = text_of(event), exception_rule(self._rules, event)
         if interrupts(event) or (rule and rule.role == "phase"):
             self._fail(event, window, "stop", f"{_who(event)} was interrupted")
@@ -334,7 +334,7 @@ class Failures:
             of_command=_life(event) == f"{event.node}/{LIFE}",
         )
 
-    def _told(self, window_now_s: float) -> list[Failure]:
+    def _reported(self, window_now_s: float) -> list[Failure]:
         """Failures to be told now, the most likely root first."""
         failures = sorted(self._failures.values(), key=lambda failure: (failure.time_s, failure.rank or 0))
         roots = [failure for failure in failures if failure.role == "root"]

@@ -22,7 +22,7 @@ class GivenUp:
     --------
     >>> ranks = GivenUp()
     >>> line = "[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE, ..."
-    >>> ranks.hear([LogLine("n", "log", 3, line, 10.0)])
+    >>> ranks.observe([LogLine("n", "log", 3, line, 10.0)])
     >>> ranks.ended(3, 70.0), ranks.ended(2, 70.0)
     (True, False)
     """
@@ -30,8 +30,8 @@ class GivenUp:
     def __init__(self) -> None:
         self._at_s: dict[int, float] = {}  # by rank, when it gave up its newest call
 
-    def hear(self, lines: Iterable[LogLine]) -> None:
-        """Take in new log lines."""
+    def observe(self, lines: Iterable[LogLine]) -> None:
+        """Apply new log lines."""
         for line in lines:
             said = read_watchdog_line(line.line)
             if said is None or not said.op:

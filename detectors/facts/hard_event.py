@@ -68,19 +68,19 @@ class HardEvent:
         return self._shown + 1 < bool(self._failures) + len(self._devices.groups()) + len(self._collectives.groups())
 
     def update(self, window: Window) -> None:
-        """Take in new events; with ``more`` a further call on the same window turns to the next finding."""
+        """Apply new events; with ``more`` a further call on the same window turns to the next finding."""
         if window.events or not self.more:
             self._shown = 0
         else:
             self._shown += 1
         for event in sorted(window.events, key=lambda event: event.time_s):
-            self._failures.take(event, window)
-            self._devices.take(event, window)
-            self._collectives.take(event, window)
+            self._failures.apply(event, window)
+            self._devices.apply(event, window)
+            self._collectives.apply(event, window)
         if not self._failures.restarting:
             self._devices.watch_nodes(window)
-        self._failures.settle(window)
-        self._collectives.settle(window)
+        self._failures.update(window)
+        self._collectives.expire(window)
 
     def score(self, window: Window) -> Vote:
         """The finding whose turn it is, failed processes first; normal if there is none."""

@@ -143,7 +143,7 @@ class HeartbeatTable:
     says `HeartbeatRecord.monotonic_s`. Durations are `still_s`, since step, calls or incarnation last changed or a long
     pause ended, and `stopped_for_s`, since the kernel has called the process stopped (NaN: it is not);
     `cpu_at_progress_s` is the CPU time at that change. `time_s` and `progress_s` are the same in wall time, as labels.
-    All are as of the last `settle`.
+    All are as of the last `apply_pending`.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class HeartbeatTable:
         self._boots: dict[int, str] = {}  # by column: two machines under one name have a clock each
 
     @property
-    def heard(self) -> bool:
+    def has_data(self) -> bool:
         """True once any rank has been heard of."""
         return bool(np.isfinite(self.clock_s).any())
 
@@ -199,7 +199,7 @@ class HeartbeatTable:
         """Whether a heartbeat of one of `columns` waits: it has to be settled before the next one of theirs comes."""
         return not self._held.isdisjoint(columns)
 
-    def take(self, record: HeartbeatRecord, keep: Sequence[int] | None, columns: list[int], lives: list[int]) -> None:
+    def apply(self, record: HeartbeatRecord, keep: Sequence[int] | None, columns: list[int], lives: list[int]) -> None:
         """Let the entries `keep` of a sound heartbeat wait, of ranks with these `columns` and present `lives`."""
         if rebooted := [column for column in columns if self._boots.get(column) != record.boot]:
             for clock in (self.clock_s, self._moved_at_s, self._stopped_at_s):
@@ -208,8 +208,8 @@ class HeartbeatTable:
         self._waiting.add(record, keep, columns, lives)
         self._held.update(columns)
 
-    def settle(self) -> HeartbeatUpdate:
-        """Take in all that waits."""
+    def apply_pending(self) -> HeartbeatUpdate:
+        """Apply all that waits."""
         if not self._held:
             return HeartbeatUpdate()
         beats, self._waiting = self._waiting.beats(), _Waiting()

@@ -41,7 +41,7 @@ class MetricBuffer:
     ...     board.feed(MetricsRecord(job="j", node="n", time_s=float(second), devices=("GPU-a", "GPU-b"),
     ...                              names=("gpu_power_watts", "gpu_energy_joules"),
     ...                              values=((300.0, 310.0), (50.0 * second, None)), ranks=(0, 1)))
-    >>> (new,) = board.take()
+    >>> (new,) = board.pop_new()
     >>> new.family, new.entities[0], new.values[:, 1].tolist()
     ('gpu', Entity(node='n', device='GPU-a', rank=0), [[nan, 50.0, 50.0], [nan, nan, nan]])
     """
@@ -54,7 +54,7 @@ class MetricBuffer:
         self.odd = 0
 
     def feed(self, record: MetricsRecord) -> None:
-        """Take in all devices of one node at one time; what is older than an entity's newest sample counts as late."""
+        """Apply all devices of one node at one time; what is older than an entity's newest sample counts as late."""
         shape = (len(record.names), len(record.devices))
         if len(record.values) != shape[0] or any(len(lane) != shape[1] for lane in record.values):
             self.odd += 1
@@ -78,13 +78,13 @@ class MetricBuffer:
             elif there.any():
                 self.late += family.feed(rows[there], columns, values[there], record.time_s)
 
-    def take(self, roles: dict[int, str] | None = None, history: int = HISTORY) -> list[FamilySamples]:
+    def pop_new(self, roles: dict[int, str] | None = None, history: int = HISTORY) -> list[FamilySamples]:
         """What is new since the last call, each sample once; `roles` by rank, `history` older samples come along."""
         return [
             new
             for name, family in self._families.items()
             if (family.count > family.taken).any()
-            for new in family.take(name, roles or {}, history)
+            for new in family.pop_new(name, roles or {}, history)
         ]
 
     def of_rank(self, family: str, metric: str, rank: int) -> tuple[Floats, Floats]:

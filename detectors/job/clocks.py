@@ -48,7 +48,7 @@ class ClockOffsets:
     --------
     >>> ahead, a, b = ClockOffsets(), ("a", ""), ("b", "")
     >>> for name, said_s, at_s in ((a, 1090.0, 1000.5), (a, 1091.1, 1001.2), (b, 999.5, 1000.5)):
-    ...     ahead.heard(name, said_s, at_s)
+    ...     ahead.observe(name, said_s, at_s)
     >>> ahead.of(a), ahead.of(b), ahead.of(("nobody", ""))
     (89.5, 0.0, 0.0)
     """
@@ -58,7 +58,7 @@ class ClockOffsets:
         self._behind_s: dict[Name, tuple[float, float]] = {}  # since when; how far ahead it has seemed to be since
         self._most_s: dict[Name, tuple[float, float, float]] = {}  # since when; the most since then; the most before
 
-    def heard(self, name: Name, said_s: float, at_s: float) -> None:
+    def observe(self, name: Name, said_s: float, at_s: float) -> None:
         """Clock `name` showed `said_s` in what came at `at_s`."""
         ahead_s = said_s - at_s
         since_s, most_s, before_s = self._most_s.get(name, (at_s, ahead_s, ahead_s))
@@ -166,7 +166,7 @@ class NodeClocks:
             if abs(set_s) > SEEMS_RIGHT_S and abs(at_s - newest[2] - past_s) <= SEEMS_RIGHT_S:
                 self._ahead.set(name, set_s)
             self._newest[name] = said_s, unset_s, at_s
-        self._ahead.heard(name, said_s, at_s)
+        self._ahead.observe(name, said_s, at_s)
 
     def _forget(self, name: Name) -> None:
         for rank in self._ranks.pop(name):
@@ -192,7 +192,7 @@ class BusClock:
         self._back_s = 0.0  # how far the bus is set back
         self._newest: dict[tuple[str, int], tuple[int, float, float]] = {}  # by log: offset, stamp, steady clock then
 
-    def heard(self, message: Message) -> tuple[float, float]:
+    def observe(self, message: Message) -> tuple[float, float]:
         """`message` has just come: when the bus has stamped it, and how far it has been set forward since the last."""
         now_s, steady_s = self._own.now_s(), self._own.monotonic_s()
         if not message.stamped:
@@ -205,7 +205,7 @@ class BusClock:
         at_s, forward_s = self._forward(at_s, now_s, now_s - steady_s)
         self._newest[log] = message.offset, at_s, steady_s
         self._seemed_s = at_s - now_s
-        self._bus.heard(_BUS, at_s, now_s)
+        self._bus.observe(_BUS, at_s, now_s)
         return at_s, forward_s
 
     def _forward(self, at_s: float, now_s: float, set_s: float) -> tuple[float, float]:

@@ -176,7 +176,7 @@ class FamilyRing:
         values = self.values[row, column, places]
         return self.times[row, places][np.isfinite(values)], values[np.isfinite(values)]
 
-    def take(self, name: str, roles: dict[int, str], history: int) -> list[FamilySamples]:
+    def pop_new(self, name: str, roles: dict[int, str], history: int) -> list[FamilySamples]:
         """What is new, entities with equally many new samples together."""
         size = len(self.entities)
         fresh = np.minimum(self.count[:size] - self.taken[:size], self.samples)

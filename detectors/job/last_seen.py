@@ -48,7 +48,7 @@ class LastSeen:
     Examples
     --------
     >>> silence = LastSeen()
-    >>> silence.heard("a"), silence.heard("b"), silence.passed(2.0), silence.heard("b")
+    >>> silence.observe("a"), silence.observe("b"), silence.passed(2.0), silence.observe("b")
     (None, None, None, None)
     >>> silence.of({"a", "b"}), silence.still_s
     ({'a': 2.0, 'b': 0.0}, 2.0)
@@ -58,7 +58,7 @@ class LastSeen:
         self._nodes: dict[str, float] = {}
         self.still_s = 0.0
 
-    def heard(self, node: str) -> None:
+    def observe(self, node: str) -> None:
         """A heartbeat of `node` has come."""
         self._nodes[node] = 0.0
 

@@ -36,7 +36,7 @@ class NewRecords:
         return self._seen_metrics.add(blake2b(words.encode(errors="surrogatepass"), digest_size=16).digest())
 
     def log(self, record: LogRecord) -> tuple[int, list[float]]:
-        """Take in lines; how many of them had come before, and the times of the others."""
+        """Apply lines; how many of them had come before, and the times of the others."""
         source = (record.node, record.source)
         high = self._log_ends.get(source, -1)
         duplicates, times_s = 0, []
@@ -53,7 +53,7 @@ class NewRecords:
         self._log_ends[source] = high
         return duplicates, times_s
 
-    def take(self) -> dict[str, Any]:
+    def pop_new(self) -> dict[str, Any]:
         """Everything, once: what a window shows of it."""
         shown = {"logs": tuple(self._logs), "events": tuple(self.events), "metrics": tuple(self.metrics)}
         self._logs, self.events, self.metrics = [], [], []

@@ -49,7 +49,7 @@ class ObjectCodec:
     ...         self.steps, self.seen = np.zeros(2), {}
     >>> memory, fresh = Memory(), Memory()
     >>> memory.steps[1], memory.seen[("a", 1)] = 7.0, {3}
-    >>> ObjectCodec().fill(fresh, ObjectCodec().taken(memory))
+    >>> ObjectCodec().load(fresh, ObjectCodec().dump(memory))
     >>> fresh.steps.tolist(), fresh.seen
     ([0.0, 7.0], {('a', 1): {3}})
     """
@@ -58,7 +58,7 @@ class ObjectCodec:
         self._kinds = {kind.__name__: kind for kind in kinds}
         self._records = {kind.__name__: kind for kind in Record.__subclasses__()}
 
-    def taken(self, subject: object, leave: tuple[str, ...] = ()) -> dict[str, Any]:
+    def dump(self, subject: object, leave: tuple[str, ...] = ()) -> dict[str, Any]:
         """All attributes of `subject` but those of `leave`.
 
         Raises
@@ -68,8 +68,8 @@ class ObjectCodec:
         """
         return {name: self._out(value) for name, value in vars(subject).items() if name not in leave}
 
-    def fill(self, subject: object, plain: Mapping[str, Any], leave: tuple[str, ...] = ()) -> None:
-        """Give `subject` what `taken` took of its like.
+    def load(self, subject: object, plain: Mapping[str, Any], leave: tuple[str, ...] = ()) -> None:
+        """Give `subject` what `dump` took of its like.
 
         Raises
         ------
@@ -90,7 +90,7 @@ class ObjectCodec:
         if isinstance(own, _Packs):
             own.restore(self._in(plain))
         elif _is_part(own):
-            self.fill(own, plain[1])
+            self.load(own, plain[1])
         else:
             value = self._in(plain)
             if isinstance(own, np.ndarray) and (not isinstance(value, np.ndarray) or value.dtype != own.dtype):
@@ -128,7 +128,7 @@ class ObjectCodec:
         if isinstance(value, _Packs):
             return value.state()
         if _is_part(value):
-            return ["part", self.taken(value)]
+            return ["part", self.dump(value)]
         raise TypeError(f"{name} cannot be kept")
 
     def _in(self, plain: Any) -> Any:

@@ -94,10 +94,10 @@ class Roster:
         self._widen(len(self.ranks))
         return out
 
-    def told(self) -> dict[str, Any]:
+    def columns_of_window(self) -> dict[str, Any]:
         """What a window shows of the columns; by a layout that can be relied on, roles are pipeline stages."""
         layout = self.layout.layout()
-        known = "" if layout is None else f"{len(self.ranks)} {layout.order} {layout.said()}"
+        known = "" if layout is None else f"{len(self.ranks)} {layout.order} {layout.summary()}"
         if known != self._staged:  # names for tens of thousands of ranks are not made at every window
             self._staged, self._stages = known, stage_roles(layout, self.ranks)
         roles = self._stages or tuple(self.roles)

@@ -58,7 +58,7 @@ class JobState:
         self._calls, self._roster, self._news = CallAssembler(), Roster(), NewRecords()
 
     def feed(self, record: Record, at_s: float | None = None) -> None:
-        """Take in one record of this job; `at_s` is its stamp of the bus, None where one clock has told all."""
+        """Apply one record of this job; `at_s` is its stamp of the bus, None where one clock has told all."""
         if at_s is not None:
             record = self.clocks.on_bus(record, at_s)
         if isinstance(record, IterationRecord):
@@ -67,7 +67,7 @@ class JobState:
             self._feed_heartbeat(record)
         elif isinstance(record, LogRecord):
             self._feed_log(record)
-        elif isinstance(record, EventRecord) and not self._roster.layout.take(record):
+        elif isinstance(record, EventRecord) and not self._roster.layout.apply(record):
             self._feed_event(record)
         elif isinstance(record, MetricsRecord):
             self._feed_metrics(record)
@@ -94,7 +94,7 @@ class JobState:
             watermark_s=self.end_s - LATE_S,
             phase=phase(self._steps, self._board.phase[:size][~ended], self.finished, size + self.world_size > 0),
             ranks=np.array(self._roster.ranks, dtype=np.int64),
-            **self._roster.told(),
+            **self._roster.columns_of_window(),
             own_end_s=self._steps.own_end_s[:size],
             live=live,
             ended_cleanly=self._roster.clean[:size],
@@ -109,10 +109,10 @@ class JobState:
             board=self._samples,
             node_silent_s=self._live_silence(size),
             still_s=self._silence.still_s,
-            **self._news.take(),
+            **self._news.pop_new(),
             calls=calls,
-            **self._calls.told(),
-            samples=tuple(self._samples.take(self._roster.said_roles(), history)) if with_samples else (),
+            **self._calls.columns_of_window(),
+            samples=tuple(self._samples.pop_new(self._roster.said_roles(), history)) if with_samples else (),
             last=last,
             finished=self.finished,
             restarts=self.restarts,
@@ -123,7 +123,9 @@ class JobState:
     def quiet_s(self) -> float:
         """How long no rank has made a visible step or collective call, by the newest heartbeat; 0 if unknown."""
         self._settle()
-        return float(np.nan_to_num(self._board.still_s, nan=np.inf).min(initial=np.inf)) if self._board.heard else 0.0
+        return (
+            float(np.nan_to_num(self._board.still_s, nan=np.inf).min(initial=np.inf)) if self._board.has_data else 0.0
+        )
 
     def take_counts(self) -> dict[str, int]:
         """How many ``late``, ``duplicates``, ``incomplete_steps``, ``odd``, ``lost`` there were since the last call."""
@@ -191,7 +193,7 @@ class JobState:
                 self._heard(record.end_s[index])
 
     def _feed_heartbeat(self, record: HeartbeatRecord) -> None:
-        self._silence.heard(record.node)
+        self._silence.observe(record.node)
         if not record.ranks or damaged(record):
             self._steps.counts["odd"] += bool(record.ranks)
             return
@@ -203,11 +205,11 @@ class JobState:
             columns = [columns[i] for i in keep]
         if self._board.holds(columns):
             self._settle()
-        self._board.take(record, keep, columns, self._roster.incarnation[columns].tolist())
+        self._board.apply(record, keep, columns, self._roster.incarnation[columns].tolist())
 
     def _settle(self) -> None:
-        """Take in the heartbeats that wait."""
-        settled = self._board.settle()
+        """Apply the heartbeats that wait."""
+        settled = self._board.apply_pending()
         self._steps.counts["duplicates"] += settled.overtaken
         if settled.moved:
             self._silence.moved()

@@ -88,7 +88,7 @@ class Consequences(msgspec.Struct):
     known: bool = False  # facts or a broken collective tell of the end, or it was a good one
 
     def note(self, finding: Finding, speaker: str) -> None:
-        """Take in a line: one of another failure's consequences, or one that names a cause."""
+        """Apply a line: one of another failure's consequences, or one that names a cause."""
         if finding.role == "root":
             self.root_s = max(self.root_s, finding.time_s)
         if finding.role == "app" and finding.kind == "exception":
@@ -109,7 +109,7 @@ class Consequences(msgspec.Struct):
             self.cause = msgspec.structs.replace(finding, line_numbers=[])
         self.cause_s = max(self.cause_s, finding.time_s)
 
-    def settle(self, window: Window, near_s: float) -> None:
+    def expire(self, window: Window, near_s: float) -> None:
         """Forget what the job has outlived or something else explains."""
         for event in window.events:
             ended_well = event.kind == "job_end" and event.fields.get("exit_code") == 0

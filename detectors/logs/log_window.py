@@ -115,7 +115,7 @@ class LogWindow:
             if event.kind == EVENT_KIND:
                 self._read_last_words(event)
         self._judge_findings(window)
-        self._consequences.settle(window, self._config.same_finding_s)
+        self._consequences.expire(window, self._config.same_finding_s)
         self._storms.judge(self._now_s)
 
     def score(self, window: Window) -> Vote:
@@ -178,7 +178,7 @@ class LogWindow:
         self._complaints.read(line)
         rule = self._rule_of(line)
         followed = self._just_ended(line) or (rule is not None and rule.id == "nvidia.xid" and of_program(line.line))
-        source = None if followed else self._storms.take(line)
+        source = None if followed else self._storms.observe(line)
         if rule is None or rule.role == "benign":
             return
         if rule.id in ENDED:

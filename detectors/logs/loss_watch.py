@@ -73,14 +73,14 @@ class LossWatch:
         return False
 
     def update(self, window: Window) -> None:
-        """Take in new lines."""
+        """Apply new lines."""
         if window.restarts != self._life:
             # Whoever printed what was strange may run elsewhere now and print there: nothing would ever end it here.
             self._life = window.restarts
             self._series = {key: one for key, one in self._series.items() if not one.strange}
         for line in window.logs:
             for quantity, value in printed(line.line):
-                self._take(quantity, value, line)
+                self._observe(quantity, value, line)
 
     def score(self, window: Window) -> Vote:
         """What is strange and since when; normal if nothing is."""
@@ -114,7 +114,7 @@ class LossWatch:
 
     # -- internals -------------------------------------------------------------------------------------------
 
-    def _take(self, quantity: str, value: float, line: LogLine) -> None:
+    def _observe(self, quantity: str, value: float, line: LogLine) -> None:
         key = (line.node, line.source, quantity)
         if key not in self._series and len(self._series) >= MAX_SERIES:
             return

@@ -79,7 +79,7 @@ class LogStorms:
         self._config = config
         self._sources: dict[str, Source] = {}
 
-    def take(self, line: LogLine) -> Source | None:
+    def observe(self, line: LogLine) -> Source | None:
         """Count `line`; the source that it belongs to. Frames of a backtrace are part of one line: not counted."""
         if is_frame(line.line):
             return None

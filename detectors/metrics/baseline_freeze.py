@@ -32,7 +32,7 @@ class BaselineFreeze:
     >>> holding = BaselineFreeze()
     >>> holding.resize(1)
     >>> scores, times_s = np.array([[0.1, 0.6, 0.6, 0.6, 0.6]]), 60.0 * np.arange(5.0)[None]
-    >>> holding.take(np.array([0]), scores, times_s), holding.learns.tolist()
+    >>> holding.observe(np.array([0]), scores, times_s), holding.learns.tolist()
     (4, [False])
     """
 
@@ -49,8 +49,8 @@ class BaselineFreeze:
         self.since_s = np.append(self.since_s, np.full(more, np.nan))
         self.learns = np.append(self.learns, np.ones(more, dtype=np.bool_))
 
-    def take(self, rows: Rows, scores: Floats, times_s: Floats) -> int:
-        """Take in scores ``[r, k]`` up to the sample after which somebody begins or ends to learn; how many that is."""
+    def observe(self, rows: Rows, scores: Floats, times_s: Floats) -> int:
+        """Apply scores ``[r, k]`` up to the sample after which somebody begins or ends to learn; how many that is."""
         with np.errstate(invalid="ignore"):
             strange = scores >= STRANGE
         if self.learns[rows].all() and not self.recent[rows].any() and not strange.any():

@@ -78,7 +78,9 @@ class Downsampler:
         self.last_s, self.taken_s = (np.append(one, np.full(new, np.nan)) for one in (self.last_s, self.taken_s))
         self.sums, self.counts = (np.concatenate([one, np.zeros((new, metrics))]) for one in (self.sums, self.counts))
 
-    def taken(self, rows: Rows, values: Floats, times_s: Floats, names: Sequence[str], pace: SamplingInterval) -> Flags:
+    def select(
+        self, rows: Rows, values: Floats, times_s: Floats, names: Sequence[str], pace: SamplingInterval
+    ) -> Flags:
         """Which of new ``values [r, d, k]`` of `times_s` ``[r, k]`` the models see; of those taken means are put in."""
         self.resize(int(rows.max()) + 1, len(names))
         measured: Flags = np.asarray(~np.isnan(values).all(axis=1), dtype=np.bool_)

@@ -160,7 +160,7 @@ class EntityHistory:
         start = self.vote.preparation.scale
         return replace(start, count=self.count[rows], mean=self.mean[rows], squares=self.squares[rows])
 
-    def heard(self, rows: Rows, times_s: Floats, now_s: float) -> None:
+    def observe(self, rows: Rows, times_s: Floats, now_s: float) -> None:
         """The newest samples of `rows` were taken at `times_s` by their own clocks, and came at `now_s`."""
         self.resize(int(rows.max()) + 1)
         self.lead_s[rows] = times_s - now_s

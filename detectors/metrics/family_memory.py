@@ -86,7 +86,9 @@ class FamilyMemory:
         known[besides] = False
         return int((known & strange_now(self.opened, self.recent)).sum()), int(known.sum())
 
-    def hear(self, rows: npt.NDArray[np.int64], times_s: Floats, measured: npt.NDArray[np.bool_], now_s: float) -> None:
+    def observe(
+        self, rows: npt.NDArray[np.int64], times_s: Floats, measured: npt.NDArray[np.bool_], now_s: float
+    ) -> None:
         """Samples of `rows` taken at ``times_s [r, k]``, some of them `measured`, have come at `now_s`."""
         newest_s = np.fmax.reduce(np.where(measured, times_s, np.nan), axis=1)
         came_s = now_s - (np.fmax.reduce(times_s, axis=1) - newest_s)

@@ -103,7 +103,7 @@ class MetricScorer:
             if (family := self._family(one)) is not None and one.fresh and len(one.rows):
                 new.append((one, family))
                 if now_s is not None:
-                    family.heard(one.rows, one.times_s[:, -1], now_s)
+                    family.observe(one.rows, one.times_s[:, -1], now_s)
         return tuple(self._paced(one, family) for one, family in new)
 
     # -- internals -------------------------------------------------------------------------------------------
@@ -184,11 +184,11 @@ class MetricScorer:
             return np.ones(one.times_s.shape, dtype=np.bool_), False
         names, pacing = vote.preparation.all_names, self._pacings.setdefault(one.family, Downsampler())
         pacing.learn(one.rows, one.past_s, len(names))
-        taken = pacing.taken(one.rows, values, one.times_s, names, vote.pace)
+        taken = pacing.select(one.rows, values, one.times_s, names, vote.pace)
         if pacing.slow_s is not None:
             self.abstained[one.family] = (
                 f"{one.family or 'rows without device'}: sampled every {pacing.slow_s:.3g} s, which models that were "
-                f"trained on samples every {vote.pace.said} cannot judge"
+                f"trained on samples every {vote.pace.summary} cannot judge"
             )
         return taken, pacing.thins
 
@@ -229,7 +229,7 @@ class MetricScorer:
             end, kept, learns = min(first + AHEAD, one.fresh), family.kept(rows), family.holding.learns[rows]
             joined, scores = self._part(one, family, values[:, :, first:end], first, learns)
             times_s = one.times_s[:, first:end]
-            turn = first + family.holding.take(rows, scores.ensemble, times_s) if self.holds else end
+            turn = first + family.holding.observe(rows, scores.ensemble, times_s) if self.holds else end
             if turn < end:
                 family.put_back(rows, kept)
                 joined, scores = self._part(one, family, values[:, :, first:turn], first, learns)

@@ -47,7 +47,7 @@ class ModelSource(Protocol):
 
 
 class ModelPoller:
-    """Asks a source every `every_s` seconds in a thread of its own; `take` hands over what is new.
+    """Asks a source every `every_s` seconds in a thread of its own; `pop_new` hands over what is new.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class ModelPoller:
     ...     def poll(self): return None
     ...     def last_good(self): return None
     >>> follower = ModelPoller(Nothing(), every_s=60.0)
-    >>> follower.ask(); follower.take() is None
+    >>> follower.ask(); follower.pop_new() is None
     True
     """
 
@@ -96,7 +96,7 @@ class ModelPoller:
             self._note(None)
         self.asked_s = time.time()
 
-    def take(self) -> ModelSet | None:
+    def pop_new(self) -> ModelSet | None:
         """What is new since the last call."""
         with self._lock:
             found, self._slot = self._slot, None

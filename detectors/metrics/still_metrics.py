@@ -71,11 +71,11 @@ class StillMetrics:
         return False
 
     def update(self, window: Window) -> None:
-        """Take in new samples."""
+        """Apply new samples."""
         self._now_s = window.now_s
         for samples in window.samples:
             family = self._families.setdefault(samples.family, StillFamily())
-            family.take(samples, window.now_s, quiet=samples.normal or window.phase in QUIET)
+            family.observe(samples, window.now_s, quiet=samples.normal or window.phase in QUIET)
         if window.samples or self._found:
             self._found = self._look()
 

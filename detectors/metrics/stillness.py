@@ -71,7 +71,7 @@ class StillFamily:
         for name in _CELLS:
             setattr(self, name, np.zeros((0, 0)))
 
-    def take(self, samples: FamilySamples, heard_s: float, quiet: bool) -> None:
+    def observe(self, samples: FamilySamples, heard_s: float, quiet: bool) -> None:
         """New samples; while it is `quiet` a movement is nothing strange."""
         self.entities.update(zip(samples.rows.tolist(), samples.entities, strict=True))
         known = set(self.names)
@@ -132,7 +132,7 @@ class StillFamily:
             place += max(1, still)
 
     def _still(self, metric: int, rows: npt.NDArray[np.int64], values: Floats, times_s: Floats) -> int:
-        """Take in at once the samples before the first that has left its level or has none yet: how many there are."""
+        """Apply at once the samples before the first that has left its level or has none yet: how many there are."""
         level, known = self.level[metric, rows][:, None], np.isfinite(values)
         odd = (known & (np.isnan(level) | _differ(values, level))).any(axis=0)
         end = int(odd.argmax()) if odd.any() else odd.size

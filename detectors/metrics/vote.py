@@ -60,13 +60,13 @@ class ModelVote:
         self._weights: Mapping[str, float] = {}
 
     def update(self, window: Window) -> None:
-        """Take in the new scores; what is not computed any more is forgotten."""
+        """Apply the new scores; what is not computed any more is forgotten."""
         if self.member in window.idle:
             self._families.clear()
         for scored in window.scored:
             scores = self.scores_of(scored)
             if scores is not None:
-                self._take(scored, scores, window.end_s)
+                self._apply(scored, scores, window.end_s)
         for family in self._families.values():
             family.let_go(window.end_s)
         self._why = self._silence(window)
@@ -126,7 +126,7 @@ class ModelVote:
             return ABSENT_WHY
         return self.silence
 
-    def _take(self, scored: ScoredSamples, scores: Floats, now_s: float) -> None:
+    def _apply(self, scored: ScoredSamples, scores: Floats, now_s: float) -> None:
         family = self._families.setdefault(scored.family, FamilyMemory())
         rows = scored.rows
         if not rows.size or not scores.shape[1]:
@@ -152,7 +152,7 @@ class ModelVote:
                 self._part_common(part, before, others)
         for name, array in part.items():
             getattr(family, name)[rows] = array
-        family.hear(rows, scored.times_s, ~np.isnan(scores), now_s)
+        family.observe(rows, scored.times_s, ~np.isnan(scores), now_s)
         self._blame(family, scored, scores, float(thresholds[-1]))
 
     def _rest(self, part: dict[str, Any], scores: Floats, scored: ScoredSamples) -> None:

@@ -81,12 +81,12 @@ class OwnModels:
                 self._failed = "so many entities are sampled so often that scoring them would take too long"
         return None
 
-    def kept(self) -> bytes:
+    def snapshot(self) -> bytes:
         """The models for `restore`; empty if there are none."""
         return b"" if self.bundle is None else to_bytes(self.bundle)
 
     def restore(self, kept: bytes, stage: int) -> None:
-        """Go on from `kept`; raises DetectorError if it is not one of these."""
+        """Go on from `snapshot`; raises DetectorError if it is not one of these."""
         self.bundle = from_bytes(kept) if kept else None
         self._stage, self._since, self._pending = min(stage, len(STAGES)) if kept else 0, None, None
 

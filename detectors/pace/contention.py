@@ -49,13 +49,13 @@ class HostContention:
     --------
     >>> host = HostContention()
     >>> for second in range(40):
-    ...     host.take("n", LOST[0], float(second), 0.1 if second < 20 else 0.4)
+    ...     host.observe("n", LOST[0], float(second), 0.1 if second < 20 else 0.4)
     >>> host.begin(20.0)
     >>> host.explains(20.0, 1.0, 1.5)
     Contention(node='n', before=0.1, now=0.4)
     >>> busy = HostContention()
     >>> for second in range(40):
-    ...     busy.take("n", LOST[0], float(second), 0.6)
+    ...     busy.observe("n", LOST[0], float(second), 0.6)
     >>> busy.begin(20.0)
     >>> busy.explains(20.0, 1.0, 1.5) is None
     True
@@ -69,13 +69,13 @@ class HostContention:
         self._before = np.zeros(0)  # what was usual of each node before the job became slow; NaN: not known
 
     def update(self, window: Window) -> None:
-        """Take in what is new."""
+        """Apply what is new."""
         for record in window.metrics:
             for name in LOST:
                 if name in record.names and (share := _middle(record, name)) is not None:
-                    self.take(record.node, name, record.time_s, share)
+                    self.observe(record.node, name, record.time_s, share)
 
-    def take(self, node: str, name: str, time_s: float, share: float) -> None:
+    def observe(self, node: str, name: str, time_s: float, share: float) -> None:
         """Note what was lost on `node` in the tick that ended at `time_s`."""
         row = self._nodes.setdefault(node, len(self._nodes))
         if row == len(self._counts):

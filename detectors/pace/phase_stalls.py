@@ -113,7 +113,7 @@ class PhaseStalls:
     def update(self, window: Window) -> None:
         """Follow which phase holds up the job."""
         self._stolen.update(window)
-        self._has_beats |= window.beats.heard
+        self._has_beats |= window.beats.has_data
         before, self._pause = self._pause, self._look(window)
         now = self._pause
         over = before is not None and (now is None or now.since_s != before.since_s or now.phase != before.phase)

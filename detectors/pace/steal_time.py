@@ -20,10 +20,10 @@ class StealTime:
     Examples
     --------
     >>> stolen = StealTime()
-    >>> stolen.take(10.0, 0.75)
+    >>> stolen.observe(10.0, 0.75)
     >>> stolen.slowed(12.0), stolen.slowed(16.0)
     (4.0, 1.0)
-    >>> stolen.take(20.0, 1.0)
+    >>> stolen.observe(20.0, 1.0)
     >>> round(stolen.slowed(20.0))
     20
     """
@@ -32,14 +32,14 @@ class StealTime:
         self._shares: list[tuple[float, float]] = []  # when they came, and the largest of then
 
     def update(self, window: Window) -> None:
-        """Take in what is new."""
+        """Apply what is new."""
         shares = (
             share for record in window.metrics if STOLEN in record.names
             for share in record.values[record.names.index(STOLEN)] if share is not None
         )  # fmt: skip
-        self.take(window.now_s, max(shares, default=0.0))
+        self.observe(window.now_s, max(shares, default=0.0))
 
-    def take(self, now_s: float, share: float) -> None:
+    def observe(self, now_s: float, share: float) -> None:
         """Note the largest share that came at `now_s`."""
         self._shares = [one for one in self._shares if now_s - one[0] < LAST_S]
         if share > 0.0:

@@ -89,7 +89,7 @@ class PeerMemory:
         return self._spread
 
     @property
-    def kept(self) -> int:
+    def remembered_steps(self) -> int:
         """Steps that are still remembered."""
         return min(self.count, ROWS)
 
@@ -241,7 +241,7 @@ class PeerMemory:
         """Baselines from the healthy steps, but the newest."""
         # While there are few steps, all but the newest four are taken: a baseline is needed before it is ideal.
         held = HELD_BACK if self.count >= LEARN + HELD_BACK else max(4, self.count - LEARN)
-        part = slice(self._end - self.kept, self._end - held)
+        part = slice(self._end - self.remembered_steps, self._end - held)
         if part.stop - part.start < LEARN:
             return
         sick, first = self._rings["sick"][part], not np.isfinite(self.base[1]).any()
@@ -249,8 +249,8 @@ class PeerMemory:
         number = np.isfinite(own).sum(axis=0)
         self.base[1] = np.where(number >= LEARN, quiet_median(own), self.base[1])
         if first:  # what the ranks share is now told better than it was for the steps before
-            known = self._newest("own", self.kept).astype(np.float64)
-            self._newest("relative", self.kept)[:] = known - median_of_others(known - self._usual())
+            known = self._newest("own", self.remembered_steps).astype(np.float64)
+            self._newest("relative", self.remembered_steps)[:] = known - median_of_others(known - self._usual())
         healthy = np.where(sick, np.nan, self._rings["relative"][part])
         level = quiet_median(healthy)
         self.base[0] = np.where(number >= LEARN, level, self.base[0])

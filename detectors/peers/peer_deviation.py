@@ -232,7 +232,7 @@ class PeerDeviation:
         memory, config = self._memory, self._config
         columns = np.array(list(self._open), dtype=np.intp)
         spells = list(self._open.values())
-        rows = min(FOLLOWED, memory.kept)
+        rows = min(FOLLOWED, memory.remembered_steps)
         risen = self._above(columns, spells, rows)
         length = np.array([memory.count - episode.row for episode in spells])
         needed = np.array([max(config.relief_steps, episode.needed) for episode in spells])

@@ -124,7 +124,7 @@ def against_self(memory: PeerMemory, config: PeerDeviationConfig, free: Flags) -
     if not columns.size:
         return []
     level = np.where(needed[columns] == DRIFT.rows, memory.anchor[0, columns], memory.base[0, columns])
-    risen = memory.tail("relative", memory.kept, columns) - level
+    risen = memory.tail("relative", memory.remembered_steps, columns) - level
     return [Finding("self", columns, best[columns], _since(memory, risen, columns, best[columns]), needed[columns])]
 
 
@@ -202,7 +202,7 @@ def _apart(
     own = quiet_median(memory.tail("own", bar.rows, columns))
     extra_s = np.expm1(np.maximum(middle[columns], 0.0)) * np.exp(own - middle[columns])
     columns = columns[yes & (extra_s >= _least_extra_s(memory, config))]
-    rows_since = _since(memory, memory.tail("apart", memory.kept, columns), columns, middle[columns])
+    rows_since = _since(memory, memory.tail("apart", memory.remembered_steps, columns), columns, middle[columns])
     return Finding("peers", columns, middle[columns], rows_since, np.full(columns.size, bar.rows))
 
 
@@ -239,7 +239,9 @@ def _slow_roles(memory: PeerMemory, wanted: Flags, bar: EvidenceThreshold) -> li
         usual[known] = _between_two(middle[known])
     for code in np.flatnonzero(_different(excess, middle, usual, bar)):
         columns = np.flatnonzero(wanted & (memory.codes == code))
-        apart = memory.tail("apart", memory.kept, columns) + memory.stage_tail(memory.kept, np.array([code]))
+        apart = memory.tail("apart", memory.remembered_steps, columns) + memory.stage_tail(
+            memory.remembered_steps, np.array([code])
+        )
         heights = quiet_median(apart[-rows:])
         columns, heights, apart = columns[heights >= least], heights[heights >= least], apart[:, heights >= least]
         since = _since(memory, apart, columns, heights)

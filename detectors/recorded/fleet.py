@@ -52,7 +52,7 @@ class FleetSamples:
         self.times_s: Floats = np.unique(np.concatenate([np.zeros(0), *(one.column_s for one in families)]))
         self.until_s = -np.inf
 
-    def take(self) -> tuple[FamilySamples, ...]:
+    def pop_new(self) -> tuple[FamilySamples, ...]:
         """What is new since the last call."""
         found = []
         for number, (family, entities) in enumerate(zip(self._families, self._entities, strict=True)):

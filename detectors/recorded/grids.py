@@ -87,7 +87,7 @@ class RecordedSamples:
     times_s : float array
         When there is something new.
     until_s : float
-        The time up to which `take` hands out.
+        The time up to which `pop_new` hands out.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class RecordedSamples:
         kept = [grid for grid, read in zip(grids, whole, strict=True) if read or others]
         return cls(kept, whole if others else [True] * len(kept), roles_by_rank(job), normal_until_s)
 
-    def take(self) -> tuple[FamilySamples, ...]:
+    def pop_new(self) -> tuple[FamilySamples, ...]:
         """What is new since the last call, with as much before it as live samples have."""
         found = []
         for place, grid in enumerate(self._grids):

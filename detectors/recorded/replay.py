@@ -61,7 +61,7 @@ class Samples(Protocol):
     times_s: Floats
     until_s: float
 
-    def take(self) -> tuple[FamilySamples, ...]:
+    def pop_new(self) -> tuple[FamilySamples, ...]:
         """What is new since the last call, up to `until_s`."""
         ...
 
@@ -160,7 +160,7 @@ def replay(
     turns_s = _turning_times_s([noted.detector for noted in detectors.values()], scores)
     stream = ReplayStream(job, facts, turns_s if samples is None else np.union1d(turns_s, samples.times_s))
     if samples is not None:
-        watch.recorded = samples.take
+        watch.recorded = samples.pop_new
     scorer = None if scores is None else _Prescored(scores)
     if scorer is not None:
         watch.scorer = scorer

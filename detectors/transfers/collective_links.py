@@ -71,7 +71,7 @@ class CollectiveLinks:
         self._step = 0
 
     def update(self, window: Window) -> None:
-        """Take in the sampled steps that were joined since the last window."""
+        """Apply the sampled steps that were joined since the last window."""
         counts = window.counts
         if counts is None:
             return
@@ -80,7 +80,7 @@ class CollectiveLinks:
             self._since, self._alike, self._generation = {}, set(), counts.generation
         for step in window.calls:
             if not window.starting and step.links.comm.size:
-                self._take(step, window, counts)
+                self._observe(step, window, counts)
 
     def score(self, window: Window) -> Vote:
         """The slow links, worst first; the network where they share nobody."""
@@ -121,7 +121,7 @@ class CollectiveLinks:
 
     # -- internals -------------------------------------------------------------------------------------------
 
-    def _take(self, step: JoinedStep, window: Window, counts: Counts) -> None:
+    def _observe(self, step: JoinedStep, window: Window, counts: Counts) -> None:
         memory, config = self._memory, self._config
         places: dict[str, int] = {}
         nodes = np.array([places.setdefault(node, len(places)) for node in window.nodes], dtype=np.int64)

@@ -92,11 +92,11 @@ class CollectiveWaits:
         self.spells: list[StragglerEpisode] = []
 
     def update(self, window: Window) -> None:
-        """Take in the sampled steps that were joined since the last window."""
+        """Apply the sampled steps that were joined since the last window."""
         self._follow_nodes(window)
         for step in window.calls:
             if not _planned(window, step.step) and (step.measured > 0).sum() > 1:
-                self._take(step, window)
+                self._observe(step, window)
 
     def score(self, window: Window) -> Vote:
         """The late ranks, latest first."""
@@ -105,10 +105,8 @@ class CollectiveWaits:
         if self._memory.count < 3:
             return abstain("warm-up")
         if not self._open:
-            compared = (
-                f"{np.isfinite(self._memory.ratios[-1]).sum()} ranks compared over {self._memory.kept} sampled steps"
-            )
-            return Vote(opinion="normal", reason=compared)
+            ranks, steps = np.isfinite(self._memory.ratios[-1]).sum(), self._memory.remembered_steps
+            return Vote(opinion="normal", reason=f"{ranks} ranks compared over {steps} sampled steps")
         late = sorted(self._open.values(), key=lambda spell: -spell.share)[:MAX_SUSPECTS]
         first = late[0]
         suspects = tuple(
@@ -153,7 +151,7 @@ class CollectiveWaits:
                     self._close(column)
             self._nodes = window.nodes
 
-    def _take(self, step: JoinedStep, window: Window) -> None:
+    def _observe(self, step: JoinedStep, window: Window) -> None:
         alike = likes(step, window)
         codes = alike.codes
         self._memory.push(step, alike, _step_s(window, step))

@@ -46,7 +46,7 @@ class Lateness:
         self.steps = np.full(ROWS, -1, dtype=np.int64)
 
     @property
-    def kept(self) -> int:
+    def remembered_steps(self) -> int:
         """Steps that are remembered."""
         return min(self.count, ROWS)
 
@@ -90,7 +90,11 @@ class Lateness:
         differences too, or what single steps' noise makes of it, if that is more.
         """
         out, least = np.zeros(self.ratios.shape[1], dtype=np.int64), float(np.log1p(least))
-        recent = self.ratios[-self.kept :][::-1].astype(np.float64) if self.kept else np.zeros((0, out.size))
+        recent = (
+            self.ratios[-self.remembered_steps :][::-1].astype(np.float64)
+            if self.remembered_steps
+            else np.zeros((0, out.size))
+        )
         known = np.isfinite(recent)
         total = np.cumsum(np.where(known, recent, 0.0), axis=0)
         number, often = np.cumsum(known, axis=0), np.cumsum(known & (recent > 0.0), axis=0)
@@ -98,7 +102,7 @@ class Lateness:
         longest = np.maximum.accumulate(np.where(known, recent, -np.inf), axis=0)
         each = _each(recent)
         for span in SPANS:
-            if span > self.kept or (out > 0).all():
+            if span > self.remembered_steps or (out > 0).all():
                 break
             enough = number[span - 1] >= max(3.0, KNOWN * span)
             mean = np.where(enough, total[span - 1] / np.maximum(number[span - 1], 1), np.nan)
@@ -112,14 +116,14 @@ class Lateness:
 
     def mean(self, column: int, span: int) -> float:
         """By what share of its likes' computing a rank was later over the newest `span` steps; NaN if not known."""
-        part = self.ratios[-min(span, max(self.kept, 1)) :, column].astype(np.float64)
+        part = self.ratios[-min(span, max(self.remembered_steps, 1)) :, column].astype(np.float64)
         known = part[np.isfinite(part)]
         return float(np.expm1(known.mean())) if known.size else float("nan")
 
     def onset(self, column: int, share: float) -> int:
         """Since how many of the newest steps a rank that is late by `share` has likely been so (Page, 1954)."""
         height = float(np.log1p(share))
-        gain = np.nan_to_num(self.ratios[-self.kept :, column].astype(np.float64)[::-1] - height / 2.0)
+        gain = np.nan_to_num(self.ratios[-self.remembered_steps :, column].astype(np.float64)[::-1] - height / 2.0)
         return int(np.argmax(np.cumsum(np.clip(gain, -1.5 * height, 1.5 * height)))) + 1
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:

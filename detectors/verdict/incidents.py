@@ -124,7 +124,7 @@ class IncidentTracker:
         out: list[IncidentRecord] = []
         for candidate in found:
             if not any(explains(record, candidate) for record in (*self.open, *self._closed)):
-                out.extend(self._take(candidate, votes, window, live))
+                out.extend(self._apply(candidate, votes, window, live))
         return out + (self.relieved(window, live=live) if ends else [])
 
     def unpublished(self) -> list[IncidentRecord]:
@@ -138,7 +138,7 @@ class IncidentTracker:
 
     # -- joining ---------------------------------------------------------------------------------------------
 
-    def _take(
+    def _apply(
         self, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
     ) -> list[IncidentRecord]:
         known = self._related(candidate, window)

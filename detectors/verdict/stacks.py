@@ -29,8 +29,8 @@ class StackBoard:
     def __init__(self) -> None:
         self.stacks: dict[int, Stack] = {}
 
-    def take(self, events: Iterable[EventRecord], now_s: float, still_s: float) -> None:
-        """Take in the events of a window; `still_s`: how long no rank has moved."""
+    def apply(self, events: Iterable[EventRecord], now_s: float, still_s: float) -> None:
+        """Apply the events of a window; `still_s`: how long no rank has moved."""
         for event in events:
             if event.kind in _STARTS:
                 self.stacks.clear()

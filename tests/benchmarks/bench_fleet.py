@@ -172,7 +172,7 @@ def fed(ranks: int) -> dict[str, Any]:
             spent_s[kind] += time.process_time() - begun_s
             number[kind] += len(waiting.get(kind, ())) or 1
     begun_s = time.process_time()
-    kept = handler._jobs[JOB].kept()
+    kept = handler._jobs[JOB].snapshot()
     snapshot_s = time.process_time() - begun_s
     each_us = {kind: round(1e6 * spent_s[kind] / number[kind], 1) for kind in spent_s}
     processors = round(sum(spent_s.values()) / (job.end_s - START_S), 3)

@@ -195,7 +195,7 @@ def test_archives_put_every_record_on_disk_once(engine: Engine, members: Members
     def service() -> Service:
         settings = ArchiveSettings(folder=str(tmp_path / "archive"), flush_s=3600.0)
         handlers.append(ArchiveHandler(settings, SystemClock(), SelfMetrics("archive")))
-        return Service(GatedBus(engine.open(), handlers[-1].settled), handlers[-1])
+        return Service(GatedBus(engine.open(), handlers[-1].is_flushed), handlers[-1])
 
     def waiting() -> int:
         groups = [rows for handler in handlers for rows in list(handler._writer._groups.values())]

@@ -77,7 +77,7 @@ class Engine(RuleBasedStateMachine):
     def _tell(self, incident: IncidentRecord) -> None:
         self.rig.bus.publish(INCIDENTS, "job", incident)
         self.rig.bus.flush()
-        self.rig.engine._memory.take(incident)
+        self.rig.engine._memory.apply(incident)
 
     @rule(word=st.sampled_from(["cordon", "uncordon"]))
     def a_person_speaks_of_the_node(self, word: NodeWord) -> None:

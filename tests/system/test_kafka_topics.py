@@ -226,7 +226,7 @@ class Services:
         self.detector = DetectionHandler(DetectionSettings(), clock, SelfMetrics("detector"))
         rules = Rules.of(EngineSettings(mode="auto", cool_down_s=3600.0))
         engine = EngineHandler(rules, self.launcher, clock, SelfMetrics("engine"))
-        self.members.come(Service(GatedBus(cluster.open(), self.archive.settled), self.archive))
+        self.members.come(Service(GatedBus(cluster.open(), self.archive.is_flushed), self.archive))
         self.members.come(Service(cluster.open(), self.detector))
         self.members.come(Service(cluster.open(), engine))
         wait_until(lambda: all(one.owned() for one in self.members.all), "all have their partitions")

@@ -61,11 +61,11 @@ def test_groups_of_a_device_mesh(torch_forks: TorchForks, tmp_path: Path) -> Non
     events = [event for event in watch.collect(clock.now_s()) if isinstance(event, EventRecord)]
     (tmp_path / "end").touch()
     for event in events:
-        board.take(event)
+        board.apply(event)
     assert job.wait() == 0, log.read_text()
     assert sorted(event.rank or 0 for event in events) == list(range(RANKS))
     layout = board.layout()
     assert layout is not None
-    assert layout.said() == "tp 2 x pp 2 x dp 2; from process groups"
+    assert layout.summary() == "tp 2 x pp 2 x dp 2; from process groups"
     assert layout.whole
     assert layout.replicas() == ((0, 1, 4, 5), (2, 3, 6, 7))

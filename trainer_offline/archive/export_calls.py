@@ -46,7 +46,7 @@ def export_calls(folder: Path, job: str, path: Path, days: Sequence[str] | None)
     """
     seats, rows = _Seats(), 0
     for batch in batches(folder, "collectives", job, days=days, columns=["comm", "place", "rank"]):
-        seats.take(batch)
+        seats.apply(batch)
         rows += batch.num_rows
     if not rows:
         return 0
@@ -70,7 +70,7 @@ class _Seats:
         self._keys: Ints | None = None
         self._ranks: Ints = np.zeros(0, np.int64)
 
-    def take(self, batch: Any) -> None:
+    def apply(self, batch: Any) -> None:
         """What the rows of `batch` say of their own ranks."""
         keys, first = np.unique(self._key(batch.column("comm"), batch.column("place")), return_index=True)
         ranks = batch.column("rank").to_numpy()[first]

@@ -38,7 +38,7 @@ _LETTER_BYTES = 65_536
 
 
 class GatedConsumer:
-    """A consumer whose commits wait until `settled` says that everything handed out is on disk."""
+    """A consumer whose commits wait until `is_flushed` says that everything handed out is on disk."""
 
     def __init__(self, inner: Consumer, settled: Callable[[], bool]) -> None:
         self._inner = inner
@@ -83,7 +83,7 @@ class GatedConsumer:
 
 
 class GatedBus:
-    """`inner`, with consumers that commit only when `settled`."""
+    """`inner`, with consumers that commit only when `is_flushed`."""
 
     def __init__(self, inner: Bus, settled: Callable[[], bool]) -> None:
         self._inner = inner
@@ -132,9 +132,9 @@ class ArchiveHandler:
         self._since_s: float | None = None
         metrics.count("rejected_total", "Records that could not be archived.", 0)
 
-    def settled(self) -> bool:
+    def is_flushed(self) -> bool:
         """Whether everything that was handled is on disk."""
-        return self._writer.settled
+        return self._writer.is_flushed
 
     def start(self, bus: Bus, consumer: Consumer) -> None:
         """Own the partitions of this member; of a new member everything that was not committed comes again."""
@@ -143,7 +143,7 @@ class ArchiveHandler:
         self._consumer = consumer
 
     def handle(self, messages: Sequence[Message]) -> Iterable[Output]:
-        """Take in messages; write files if that is due. Records that cannot be rows go to dead letters."""
+        """Apply messages; write files if that is due. Records that cannot be rows go to dead letters."""
         rejected = self._writer.add(messages)
         if self._since_s is None:
             self._since_s = self._clock.monotonic_s()
@@ -210,7 +210,9 @@ def serve(settings: Settings, stop: Callable[[], bool]) -> None:
     metrics = SelfMetrics("archive")
     handler = ArchiveHandler(settings.archive, SystemClock(), metrics)
     serve_metrics(metrics, settings.archive.metrics_port, settings)
-    connection = GatedBus(connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes), handler.settled)
+    connection = GatedBus(
+        connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes), handler.is_flushed
+    )
 
     def stopping() -> bool:
         if not stop():

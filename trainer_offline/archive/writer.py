@@ -86,7 +86,7 @@ class ArchiveWriter:
         self.waiting = 0
 
     @property
-    def settled(self) -> bool:
+    def is_flushed(self) -> bool:
         """Whether everything that was taken in is on disk."""
         return not self.waiting
 
@@ -145,7 +145,7 @@ class ArchiveWriter:
         self.own((), afresh=True)
 
     def add(self, messages: Sequence[Message]) -> list[Rejected]:
-        """Take in messages in the order of the bus; those that are archived already are passed over.
+        """Apply messages in the order of the bus; those that are archived already are passed over.
 
         Returns
         -------

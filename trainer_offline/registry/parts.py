@@ -123,7 +123,7 @@ def _pace(base: MetricVote, own: Mapping[str, MetricVote]) -> SamplingInterval |
         both = pace.with_other(vote.pace) if pace is not None and vote.pace is not None else pace or vote.pace
         if both is None and pace is not None and vote.pace is not None:
             raise DetectorError(
-                f"{name} was trained on samples every {vote.pace.said} and others on samples every {pace.said}: "
+                f"{name} was trained on samples every {vote.pace.summary} and others on samples every {pace.summary}: "
                 "they cannot serve together"
             )
         pace = both

@@ -32,7 +32,7 @@ class DriftWatch:
     >>> watch = DriftWatch(verdicts=20)
     >>> for number in range(60):
     ...     vote = Vote(opinion="normal", score=0.1 + 0.001 * (number % 7) + (0.2 if number > 30 else 0.0))
-    ...     watch.take(VerdictRecord(id=str(number), job="j", time_s=0.0, window_s=1.0, anomalous=False, reason="",
+    ...     watch.apply(VerdictRecord(id=str(number), job="j", time_s=0.0, window_s=1.0, anomalous=False, reason="",
     ...                              votes={"lof": vote}, model_versions={"lof": "3"}))
     >>> watch.drifted()
     {'lof': 'median normal score of version 3 went from 0.103 to 0.303'}
@@ -42,7 +42,7 @@ class DriftWatch:
         self._verdicts = verdicts
         self._scores: dict[str, _Scores] = {}
 
-    def take(self, verdict: VerdictRecord) -> None:
+    def apply(self, verdict: VerdictRecord) -> None:
         """Remember the scores of one verdict."""
         if verdict.anomalous:
             return

@@ -129,7 +129,7 @@ class TrainerHandler:
         """Learn what normal scores are."""
         for message in messages:
             if isinstance(message.record, VerdictRecord):
-                self._drift.take(message.record)
+                self._drift.apply(message.record)
         return []
 
     def tick(self, now_s: float) -> Iterable[Output]:

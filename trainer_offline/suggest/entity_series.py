@@ -43,7 +43,7 @@ class EntitySeries(NamedTuple):
         return np.asarray(own[:, :, kept] / own.std(axis=(0, 1))[kept])
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def names_of_lanes(self) -> tuple[str, ...]:
         """Names of the lanes of `scaled`."""
         return tuple(name for name, kept in zip(self.names, self._own()[1].tolist(), strict=True) if kept)
 

@@ -59,7 +59,7 @@ class Decoder:
         log.warning("record is undecodable", extra={"fields": fields})
         return None
 
-    def keep(self, flush: Callable[[], None]) -> None:
+    def flush(self, flush: Callable[[], None]) -> None:
         """Make queued dead letters durable before the reader commits past the records they came from."""
         if self.unkept:
             flush()

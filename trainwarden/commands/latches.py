@@ -27,10 +27,10 @@ class Latches:
     >>> def word(kind, job):
     ...     return CommandRecord(id=f"{kind}/{job}", job=job, at_s=0.0, kind=kind, by="ann")
     >>> latches = Latches()
-    >>> latches.take(word("latch", "a"), 0, 1.0)
+    >>> latches.apply(word("latch", "a"), 0, 1.0)
     >>> latches.over("a").kind, latches.over("b")
     ('latch', None)
-    >>> latches.take(word("reset", EVERY_JOB), 0, 2.0)
+    >>> latches.apply(word("reset", EVERY_JOB), 0, 2.0)
     >>> latches.over("a") is None
     True
     """
@@ -39,7 +39,7 @@ class Latches:
         self._latched: dict[str, tuple[_Place, CommandRecord]] = {}
         self._reset: dict[str, _Place] = {}
 
-    def take(self, command: CommandRecord, offset: int, at_s: float | None) -> None:
+    def apply(self, command: CommandRecord, offset: int, at_s: float | None) -> None:
         """Take a latch or a reset in, which came to the bus at `at_s`; None: it has not come there yet."""
         place = _Place(math.inf, math.inf) if at_s is None else _Place(offset, at_s)
         if command.kind == "reset":

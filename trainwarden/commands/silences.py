@@ -18,7 +18,7 @@ class Silences:
     --------
     >>> from trainwarden.commands.builders import silence
     >>> silences = Silences()
-    >>> silences.take(silence("ann", 1.0, 100.0, node="n1"), offset=0)
+    >>> silences.apply(silence("ann", 1.0, 100.0, node="n1"), offset=0)
     >>> [one.by for one in silences.standing(99.0)], silences.standing(100.0)
     (['ann'], [])
     """
@@ -26,7 +26,7 @@ class Silences:
     def __init__(self) -> None:
         self._words: dict[tuple[str, str | None, str | None], tuple[int, CommandRecord]] = {}
 
-    def take(self, command: CommandRecord, offset: int) -> None:
+    def apply(self, command: CommandRecord, offset: int) -> None:
         """Take one word in; `offset` is its place on the bus, which keeps the order of what was said."""
         if command.kind != "silence" or command.until_s is None:
             return

@@ -121,7 +121,7 @@ def _metrics(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame |
     columns: dict[str, Any] = {}
     words: list[str] = []
     for column in frame.columns:
-        if column in roles.taken and column not in roles.as_metric:
+        if column in roles.not_metrics and column not in roles.as_metric:
             continue
         heading = heading_of(column, roles, gpus)
         values = column_values(table, column, heading)

@@ -37,7 +37,7 @@ class Roles:
     constant: str | None = None
 
     @property
-    def taken(self) -> set[str]:
+    def not_metrics(self) -> set[str]:
         """Columns that are no metrics."""
         found = {self.time, self.date, self.node, self.device, self.rank, self.model, self.step, self.series}
         return {one for one in (*found, *self.identities) if one is not None}
@@ -135,7 +135,7 @@ def of_gpus(columns: Sequence[str], roles: Roles) -> bool:
     """Whether rows are of GPUs: by the device's column, or because most metrics are a GPU's by their own names."""
     if roles.device is not None and ("gpu" in roles.device.lower() or names.plain(roles.device) in ("index", "card")):
         return True
-    found = [one for one in columns if one not in roles.taken and (heading := names.metric_of(one)) is not None
+    found = [one for one in columns if one not in roles.not_metrics and (heading := names.metric_of(one)) is not None
              and heading.name.startswith("gpu_") and names.plain(one) not in SHORT]  # fmt: skip
     return bool(found)
 

@@ -139,7 +139,7 @@ class LogWriter:
             news, self._news = self._news, []
             return news
 
-    def settle(self, timeout_s: float) -> bool:
+    def flush(self, timeout_s: float) -> bool:
         """Wait until everything is on its way to the disk, at most so long; whether it is. Then `news` has the loss."""
         with self._changed:
             is_written = self._changed.wait_for(lambda: not self._queued_bytes, timeout_s)
@@ -150,7 +150,7 @@ class LogWriter:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Settle and stop. Safe twice."""
-        self.settle(timeout_s)
+        self.flush(timeout_s)
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -41,7 +41,7 @@ def main(words: list[str]) -> int:
     drains = [PipeReader(source, outlet, keep) for source, outlet in zip((stdout, stderr), outlets, strict=True)]
     if _serve(control, drains, outlets[1], logs):
         whole = join_all(drains, LAST_OUTPUT_S)
-        logs.settle(LAST_OUTPUT_S)
+        logs.flush(LAST_OUTPUT_S)
         _say(logs, outlets[1])
         _let_go_of_streams(outlets)
         _answer(control, END)

@@ -29,14 +29,14 @@ class DeviceRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.gflop_s / self.peers_gflop_s if self.peers_gflop_s else 1.0
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """In one phrase.
 
         Examples
         --------
-        >>> DeviceRate(rank=3, node="n1", gflop_s=41.2, peers_gflop_s=82.53).said
+        >>> DeviceRate(rank=3, node="n1", gflop_s=41.2, peers_gflop_s=82.53).summary
         'rank 3 on n1: 41.2 GFLOP/s, its peers 82.5'
-        >>> DeviceRate(rank=3, node="n1", gflop_s=612_000.0, peers_gflop_s=609_000.0).said
+        >>> DeviceRate(rank=3, node="n1", gflop_s=612_000.0, peers_gflop_s=609_000.0).summary
         'rank 3 on n1: 612 TFLOP/s, its peers 609'
         """
         unit, by = ("TFLOP/s", TERA) if self.gflop_s >= TERA else ("GFLOP/s", 1.0)
@@ -58,12 +58,12 @@ class LinkRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.gbit_s / self.peers_gbit_s if self.peers_gbit_s else 1.0
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """In one phrase.
 
         Examples
         --------
-        >>> LinkRate(ranks=(2, 5), nodes=("n1", "n2"), gbit_s=0.0974, peers_gbit_s=9.41).said
+        >>> LinkRate(ranks=(2, 5), nodes=("n1", "n2"), gbit_s=0.0974, peers_gbit_s=9.41).summary
         'rank 2 on n1 to rank 5 on n2: 0.0974 Gbit/s, its peers 9.41'
         """
         ends = " to ".join(f"rank {rank} on {node}" for rank, node in zip(self.ranks, self.nodes, strict=True))
@@ -91,9 +91,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def summary(self) -> tuple[str, ...]:
         """A phrase for each."""
-        return (*(one.said for one in self.devices), *(one.said for one in self.links))
+        return (*(one.summary for one in self.devices), *(one.summary for one in self.links))
 
 
 def device_rates(

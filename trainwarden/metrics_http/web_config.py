@@ -90,14 +90,14 @@ class WebConfigFile:
         self._trouble = ""
         self._salt = secrets.token_bytes(16)
         self._right: set[bytes] = set()
-        self._take(*_read(path))
+        self._apply(*_read(path))
 
     def now(self) -> tuple[WebConfig, ssl.SSLContext | None]:
         """What holds for a connection that comes now."""
         with self._lock:
             if self._stamps != self._stamped(self._config):
                 try:
-                    self._take(*_read(self._path))
+                    self._apply(*_read(self._path))
                     self._trouble = ""
                 except ConfigError as error:  # tried again each time: what is missing may come to a new place
                     if str(error) != self._trouble:
@@ -121,7 +121,7 @@ class WebConfigFile:
                 self._right = {seal, *list(self._right)[: _REMEMBERED - 1]}
             return right
 
-    def _take(self, config: WebConfig, context: ssl.SSLContext | None) -> None:
+    def _apply(self, config: WebConfig, context: ssl.SSLContext | None) -> None:
         self._config, self._context = config, context
         self._stamps = self._stamped(config)
 

@@ -26,9 +26,9 @@ class LayoutBoard:
     --------
     >>> board = LayoutBoard()
     >>> fields = {"source": "arguments", "framework": "Megatron", "world_size": 8, "started_s": 1.0, "tp": 2, "pp": 2}
-    >>> board.take(EventRecord(id="e", job="j", node="n", time_s=2.0, kind="parallel_layout", rank=0, fields=fields))
+    >>> board.apply(EventRecord(id="e", job="j", node="n", time_s=2.0, kind="parallel_layout", rank=0, fields=fields))
     True
-    >>> board.layout().said()
+    >>> board.layout().summary()
     'tp 2 x pp 2; context and data not known; from Megatron arguments'
     """
 
@@ -37,7 +37,7 @@ class LayoutBoard:
         self._joined: Layout | None = None
         self._stale = False
 
-    def take(self, event: EventRecord) -> bool:
+    def apply(self, event: EventRecord) -> bool:
         """Take an event in; False if it is of another kind."""
         if event.kind != "parallel_layout":
             return False

@@ -40,7 +40,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Examples
     --------
     >>> layout = Layout(world_size=8, sizes={"tp": 2, "cp": 1, "dp": 2, "pp": 2}, sources=("settings",))
-    >>> layout.said()
+    >>> layout.summary()
     'tp 2 x pp 2 x dp 2; from settings'
     >>> layout.groups("tp")[:2], layout.replicas()
     (((0, 1), (2, 3)), ((0, 1, 4, 5), (2, 3, 6, 7)))
@@ -76,7 +76,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         stride, size = self._stride("pp"), self.sizes["pp"]
         return tuple(rank // stride % size for rank in range(self.world_size))
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """One line for a person."""
         known = [f"{axis} {self.sizes[axis]}" for axis in ("tp", "cp", "pp", "dp") if self._worth_saying(axis)]
         if not self.sizes and not self.contradictions:

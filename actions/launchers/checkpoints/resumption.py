@@ -58,7 +58,7 @@ class Resumption:
             self._search, self._since_s = Search(self._folder), self._clock.monotonic_s()
         return self._search.done or self._clock.monotonic_s() - self._since_s >= SEARCH_S
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for `ready`."""
         if not self.ready() and self._search is not None:
             self._search.wait(SEARCH_S)

@@ -73,7 +73,7 @@ class Coordinator:
     def begin(self) -> None:
         """Start all ranks, in a new attempt if a launcher before this one was killed."""
         self._journal.save()
-        self._resumption.settle()
+        self._resumption.wait()
         ranks, attempt = range(self._place.ranks), self._journal.attempt
         self._runner.start(ranks, attempt, self._resumption.begin(ranks, attempt))
 

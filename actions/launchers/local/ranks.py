@@ -74,12 +74,12 @@ class RanksOutput:
 
     def settled(self, drain: PipeReader) -> bool:
         """Whether all that came through `drain` has been passed on and kept."""
-        return drain.join(0.0) and self._logs.settle(0.0)
+        return drain.join(0.0) and self._logs.flush(0.0)
 
     def settle(self, drains: list[PipeReader]) -> None:
         """Wait a little, once for all `drains`, for the last words of ranks that have ended."""
         join_all(drains, LAST_OUTPUT_S)
-        self._logs.settle(LAST_OUTPUT_S)
+        self._logs.flush(LAST_OUTPUT_S)
 
     def close(self) -> None:
         """Everything is in its log, where the disk lets it, and said, where anybody listens."""

@@ -206,7 +206,7 @@ class JobTable:
         self._grow(now_s)
 
     def _grow(self, now_s: float) -> None:
-        """Take in more nodes where that is worth a restart: at a checkpoint, if it is known where those are."""
+        """Apply more nodes where that is worth a restart: at a checkpoint, if it is known where those are."""
         there = len(self.memory.roster)
         more = min(self.most - there, len(self.spares(now_s)))
         self._growing.observe(there, more, now_s)

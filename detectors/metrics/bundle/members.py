@@ -47,7 +47,7 @@ class View(Config, frozen=True, kw_only=True):
         now = trailing_mean(scaled, self.mean_rows, newest)
         return now - trailing_mean(scaled, self.less_rows, newest) if self.less_rows else now
 
-    def told(self, scaled: Floats, newest: int) -> Floats:
+    def complete_rows(self, scaled: Floats, newest: int) -> Floats:
         """`rows` at the `newest` times; a metric whose samples do not reach over all of the mean is missing."""
         rows, samples = self.rows(scaled, newest), newest + self.mean_rows - 1
         if self.mean_rows == 1 or not np.isnan(scaled).any():

@@ -188,7 +188,7 @@ class MetricVote:
         for name, model in self.models.items():
             if name in ROW_MODELS:
                 view = view_of(self.config, name)
-                rows = view.told(steady, width).transpose(0, 2, 1)
+                rows = view.complete_rows(steady, width).transpose(0, 2, 1)
                 scores = model.score(rows.reshape(-1, rows.shape[2])).reshape(rows.shape[:2])
                 found[name] = np.where(filled(there, view.mean_rows, width), scores, np.nan)
             elif name in WINDOW_MODELS:

@@ -25,7 +25,7 @@ class SamplingInterval:
 
     Examples
     --------
-    >>> SamplingInterval.of([np.arange(5.0), np.array([0.0, 2.0, 4.1, 60.0, 62.0])]).said
+    >>> SamplingInterval.of([np.arange(5.0), np.array([0.0, 2.0, 4.1, 60.0, 62.0])]).summary
     '1 to 2.05 s'
     """
 
@@ -45,7 +45,7 @@ class SamplingInterval:
         return cls(min(found), max(found)) if found else None
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """As a person reads it."""
         alike = self.slowest_s <= self.fastest_s * 1.01
         return f"{self.fastest_s:.3g} s" if alike else f"{self.fastest_s:.3g} to {self.slowest_s:.3g} s"

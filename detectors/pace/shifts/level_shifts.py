@@ -120,11 +120,11 @@ class LevelShifts:
         self._levels.rebase(series)
 
     def update(self, seq: int, values: Floats, stride: int | Ints = 1) -> list[Shift]:
-        """Take in one row of log values [series], NaN = unknown; the changes that it verified.
+        """Apply one row of log values [series], NaN = unknown; the changes that it verified.
 
         `stride` is how many iterations a row stands for where only every so many are sampled.
         """
-        known = self._take(seq, values)
+        known = self._observe(seq, values)
         strides = np.broadcast_to(stride, values.shape)
         fewest = self._config.fewest(strides)
         proposed = self._proposal.candidates(known, self._levels, fewest)
@@ -146,12 +146,12 @@ class LevelShifts:
 
     # -- internals -------------------------------------------------------------------------------------------
 
-    def _take(self, seq: int, values: Floats) -> npt.NDArray[np.bool_]:
+    def _observe(self, seq: int, values: Floats) -> npt.NDArray[np.bool_]:
         """Let one row of log values [series] go through patterns, levels and proposal; which of it is known."""
         self.resize(values.size)
         levels = self._levels
         steady = values if self._steady is None else self._steady.update(values)
-        known = levels.take(seq, steady)
+        known = levels.observe(seq, steady)
         self._proposal.replay(levels.calibrate(seq, known), levels)
         if self._steady is not None and (fresh := self._steady.changed()).size:
             fresh = fresh[np.isfinite(levels.centre[fresh])]
@@ -160,7 +160,7 @@ class LevelShifts:
                 self._proposal.filter_again(fresh, levels)
             steady = levels.rows.recent(1)[0].copy()
         levels.mark(seq)
-        self._proposal.take(steady, levels)
+        self._proposal.observe(steady, levels)
         levels.follow(steady)
         return known
 

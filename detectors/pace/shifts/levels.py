@@ -98,7 +98,7 @@ class Levels:
         """True if `level` is nearer to the healthy baseline of `series` than any change that counts."""
         return bool(abs(level - self.baseline[series]) < self.config.least)
 
-    def take(self, seq: int, values: Floats) -> Flags:
+    def observe(self, seq: int, values: Floats) -> Flags:
         """Keep one row of log values [series], NaN = unknown; which of it is known."""
         self.rows.append(seq, values)
         known = np.isfinite(values)

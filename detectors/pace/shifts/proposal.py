@@ -60,9 +60,9 @@ class StepProposal:
     (None, None)
     >>> for seq in range(34):
     ...     values = np.array([0.01 * (seq % 2) + (0.4 if seq >= 30 else 0.0)])
-    ...     known = levels.take(seq, values)
+    ...     known = levels.observe(seq, values)
     ...     proposal.replay(levels.calibrate(seq, known), levels)
-    ...     proposal.take(values, levels)
+    ...     proposal.observe(values, levels)
     ...     levels.follow(values)
     >>> proposal.candidates(known, levels, np.array([4]))
     [(0, 4)]
@@ -116,8 +116,8 @@ class StepProposal:
         self._bocd.forget(which)
         self.replay(series, levels)
 
-    def take(self, values: Floats, levels: Levels) -> None:
-        """Take in one row of log values [series], NaN = unknown."""
+    def observe(self, values: Floats, levels: Levels) -> None:
+        """Apply one row of log values [series], NaN = unknown."""
         if self._bayes:
             self._bocd.update(np.clip(levels.standard(values), -WILDEST, WILDEST))
         self._follow(values, levels)

@@ -229,7 +229,7 @@ def test_an_incident_of_a_job_that_nobody_hears_of_is_closed_by_whoever_comes_af
 @cache
 def kept(steps: int = 60) -> tuple[Run, bytes]:
     run = Run().play(slow_job(steps).records, START_S + 0.35 * steps)
-    return run, run.handler._jobs[JOB].kept()
+    return run, run.handler._jobs[JOB].snapshot()
 
 
 def fresh(run: Run) -> JobMonitor:
@@ -240,7 +240,7 @@ def test_a_watch_that_was_kept_and_restored_is_kept_the_same() -> None:
     run, memory = kept()
     other = fresh(run)
     other.restore(memory)
-    assert other.kept() == memory
+    assert other.snapshot() == memory
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -275,7 +275,7 @@ def test_memory_of_a_job_of_16_384_ranks_is_not_too_large() -> None:
     ring = watch.state._steps.ring
     for step in range(3, 300):
         ring.append(step, 0, START_S + step, False, np.ones((5, 1024), dtype=np.float32))
-    kept = watch.kept()
+    kept = watch.snapshot()
     assert 16 * len(kept) < MAX_STATE_BYTES
     again = Run().handler._made(JOB)
     again.restore(kept)
@@ -424,7 +424,7 @@ def test_a_record_at_which_handling_broke_is_handled_when_it_comes_again() -> No
     job = Job().run(60)
     run = Run(bus=RememberingBus()).play(job.records[:100], START_S + 3.0)
     steps = len(run.handler._jobs[JOB].state._steps.ring.steps)
-    place, heard = len(run.bus.log), run.handler._clock.heard
+    place, observe = len(run.bus.log), run.handler._clock.observe
     rest = [
         Message(topic_of(record).name, 0, place + number, at_s, JOB, record)
         for number, (at_s, record) in enumerate(job.records[100:200])
@@ -434,10 +434,10 @@ def test_a_record_at_which_handling_broke_is_handled_when_it_comes_again() -> No
     def broken(message: Message) -> tuple[float, float]:
         if message.offset == place + 50:
             raise KeyError("x")
-        return heard(message)
+        return observe(message)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.handler._clock, "heard", broken)
+        patch.setattr(run.handler._clock, "observe", broken)
         with pytest.raises(KeyError):
             run.handler.handle(rest)
     run.handler.start(run.bus, run.bus)  # type: ignore[arg-type]

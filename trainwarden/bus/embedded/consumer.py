@@ -106,7 +106,7 @@ class EmbeddedConsumer:
     def commit(self) -> None:
         with self._lock:
             self._check_open()
-            self._decoder.keep(self._flush)
+            self._decoder.flush(self._flush)
             if self._returned:
                 with self._guard(self._store):
                     kept = {

@@ -20,7 +20,7 @@ class Buffers:
     >>> buffers = Buffers()
     >>> buffers.add("p0", [Raw(timestamp=1, value=b"a"), Raw(timestamp=4, value=b"d")])
     >>> buffers.add("p1", [Raw(timestamp=2, value=b"b")])
-    >>> [buffers.take().value for _ in range(3)]
+    >>> [buffers.pop_all().value for _ in range(3)]
     [b'a', b'b', b'd']
     """
 
@@ -43,13 +43,13 @@ class Buffers:
             heapq.heappush(self._heads, (queue[0].timestamp, partition))
 
     def peek(self) -> tuple[Any, Any] | None:
-        """Partition and record that `take` would give."""
+        """Partition and record that `pop_all` would give."""
         if not self._heads:
             return None
         partition = self._heads[0][1]
         return partition, self._queues[partition][0]
 
-    def take(self) -> Any:
+    def pop_all(self) -> Any:
         """The oldest of the partitions' first records; there must be one."""
         partition = self._heads[0][1]
         queue = self._queues[partition]

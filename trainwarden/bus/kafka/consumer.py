@@ -127,7 +127,7 @@ class GroupConsumer:
     def commit(self) -> None:
         with self._lock:
             self._check_open()
-            self._decoder.keep(self._flush)
+            self._decoder.flush(self._flush)
             offsets = {
                 partition: max(offset, self._reached.get(partition, 0))
                 for partition, offset in self._returned.items()
@@ -440,7 +440,7 @@ class GroupConsumer:
                 if messages:  # what was decoded goes out; the next poll meets this record again
                     return messages
                 raise
-            self._buffers.take()
+            self._buffers.pop_all()
             self._returned[partition] = raw.offset + 1
             if message is not None:
                 messages.append(message)

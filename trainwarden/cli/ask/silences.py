@@ -74,7 +74,7 @@ def _standing(bus: Bus, now_s: float, settings: Settings) -> list[CommandRecord]
     known = Silences()
     for message in heard(bus.read(COMMANDS), settings):
         if isinstance(message.record, CommandRecord):
-            known.take(message.record, message.offset)
+            known.apply(message.record, message.offset)
     return sorted(known.standing(now_s), key=lambda one: one.until_s or 0.0)
 
 

@@ -63,7 +63,7 @@ def _details(view: JobView, state: JobState) -> Iterator[str]:
     if (basis := view.basis()) is not None and basis != ("host", ""):
         yield f"  times of steps are {basis_said(*basis)}"
     if (layout := view.layouts.layout()) is not None:
-        yield f"  {layout.said()}"
+        yield f"  {layout.summary()}"
     for event in view.beside():
         yield f"  {event.message}"
     if names := _provisional(view):
@@ -87,13 +87,13 @@ def measured(actions: Iterable[ActionRecord], incident: IncidentRecord) -> list[
     if not done:
         return []
     newest = max(done, key=lambda one: one.finished_at_s or one.at_s)
-    rates = [f"measured: {one}" for one in rates_in(newest.plan).said[:MOST_RATES]]
+    rates = [f"measured: {one}" for one in rates_in(newest.plan).summary[:MOST_RATES]]
     return [f"validated: {newest.plan.get('verdict', 'without an answer')}", *rates]
 
 
 def _layout_object(layout: Layout) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.structs.asdict(layout)
-    return found | {"whole": layout.whole, "said": layout.said()}
+    return found | {"whole": layout.whole, "said": layout.summary()}
 
 
 def _row(view: JobView, state: JobState) -> dict[str, Any]:

@@ -151,10 +151,10 @@ def _supervise(
     """
     run.stack.start("supervise", *arguments, stdout=voice.stream)
     run.open_page(config)
-    signals.foreign.take()  # whoever sent one so early knew of no rank
+    signals.foreign.pop_new()  # whoever sent one so early knew of no rank
     while (code := run.stack.returncode("supervise")) is None:
         run.look(voice)
-        for number in signals.foreign.take():
+        for number in signals.foreign.pop_new():
             run.stack.signal("supervise", number)
         if signals.stopped_by is not None:
             run.stopped_by(signals.stopped_by)

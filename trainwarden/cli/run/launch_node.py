@@ -261,7 +261,7 @@ class _Node:
             time.sleep(LOOK_S)
             for sentence in output.tend():
                 self._voice.say(f"trainwarden: {sentence}")
-            process.pass_on(foreign.take())
+            process.pass_on(foreign.pop_new())
             process.tend()
             if self._engine is not None:
                 self._engine.tend()

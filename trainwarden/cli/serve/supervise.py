@@ -56,4 +56,4 @@ def supervise(
     clock = SystemClock()
     suspicions = SuspicionsOnBus.of(settings, clock, settings.bus)
     launcher = Supervisor(place, clock, environ=environ, config=config_of_launch, adopt=True, suspicions=suspicions)
-    return launcher.run(StopFlag(with_parent=with_parent), foreign.take)
+    return launcher.run(StopFlag(with_parent=with_parent), foreign.pop_new)

@@ -23,9 +23,10 @@ LEARNING: Final = ("archive", "trainer")
 
 
 def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
-    """Agent, detector, engine and page on this machine with the embedded bus, until Ctrl-C; models learn from its jobs.
+    """Agent, detector, engine and page on this machine with the embedded bus, until Ctrl-C.
 
-    Archive and trainer run where the extra `train` is installed, unless the settings name a folder of fixed models.
+    Archive and trainer run too where the extra `train` is installed: metric models learn from its jobs, unless the
+    settings name a folder of fixed models.
 
     Example: trainwarden up --config trainwarden.toml
     """

@@ -79,7 +79,7 @@ class JobView:
             case ActionRecord():
                 self.actions[record.id] = record
                 self.action_history.append(record)
-            case EventRecord() if self.layouts.take(record):
+            case EventRecord() if self.layouts.apply(record):
                 pass
             case EventRecord():
                 self.events.append(record)
@@ -184,7 +184,7 @@ class Follower:
         self._consumer = bus.consumer(self.TOPICS, f"view-{uuid.uuid4().hex}")
 
     def poll(self, timeout_s: float) -> None:
-        """Take in what has come, waiting at most `timeout_s` for something.
+        """Apply what has come, waiting at most `timeout_s` for something.
 
         A bus that is away for a moment is no reason to let go of somebody's training command: what was
         written meanwhile comes with a later poll.
@@ -194,9 +194,9 @@ class Follower:
         except BusUnavailable as error:
             log.debug("bus is away", extra={"fields": {"error": str(error)}})
             return
-        self._take(messages)
+        self._apply(messages)
 
-    def _take(self, messages: Iterable[Message]) -> None:
+    def _apply(self, messages: Iterable[Message]) -> None:
         for message in messages:
             record = message.record
             news = self._is_news(record)

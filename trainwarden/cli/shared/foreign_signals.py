@@ -55,7 +55,7 @@ class ForeignSignals:
             signal.signal(number, lambda come, _frame: self._come.append(come))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # whoever started us may have held them back
 
-    def take(self) -> list[int]:
+    def pop_new(self) -> list[int]:
         """Each number once, as the kernel does with those that wait."""
         come: dict[int, None] = {}
         while self._come:

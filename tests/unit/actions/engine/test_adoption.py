@@ -114,8 +114,8 @@ def test_damaged_words_are_no_adoption(counts: Any) -> None:
     event = EventRecord(
         id="e", job="job", node="n0", time_s=1.0, kind="microbatch_plan", rank=0, fields={"micro_batches": counts}
     )
-    adoptions.take(event)
-    adoptions.take(msgspec.structs.replace(event, rank=None))
+    adoptions.apply(event)
+    adoptions.apply(msgspec.structs.replace(event, rank=None))
     assert adoptions.missing(rig.bus.actions()[-1]) == tuple(ranks(rig))
 
 

@@ -50,7 +50,7 @@ def test_a_bus_that_is_away_stops_the_action_and_delays_it_only() -> None:
     incident = rig.incident()
     rig.bus.away = True
     list(rig.engine.handle([]))
-    rig.engine._memory.take(incident)
+    rig.engine._memory.apply(incident)
     for _ in range(3):
         with pytest.raises(BusUnavailable):
             list(rig.engine.tick(rig.clock.now_s()))
@@ -582,7 +582,7 @@ def test_what_was_decided_but_not_yet_kept_survives_a_change_of_partitions() -> 
     incident = rig.incident()
     rig.bus.publish(INCIDENTS, "job", incident)
     rig.bus.flush()
-    rig.engine._memory.take(incident)
+    rig.engine._memory.apply(incident)
     rig.engine._advance(rig.engine._memory.cases["i1"], 1000.0)  # decided, then the round failed
     rig.share_out(frozenset({0}))
     rig.tick()

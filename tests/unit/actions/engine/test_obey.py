@@ -107,7 +107,7 @@ def test_an_engine_that_hears_nobody_does_nothing() -> None:
     rig.bus.publish(INCIDENTS, "job", rig.incident())
     rig.bus.flush()
     rig.engine.handle(MemoryConsumer(rig.bus, (INCIDENTS,)).poll(0.0))
-    rig.engine._memory.take(rig.incident())
+    rig.engine._memory.apply(rig.incident())
     rig.tick(10.0)
     assert (rig.story(), rig.launcher.asked) == ([], [])
     rig.bus.deaf = False
@@ -196,9 +196,9 @@ def test_a_job_that_flaps_uses_up_no_other_jobs_budget() -> None:
 def test_a_word_that_is_read_again_does_not_undo_a_later_one() -> None:
     rig = Rig()
     stop, resume = rig.command("stop"), rig.command("resume")
-    rig.engine._memory.take(resume, 3)
-    rig.engine._memory.take(stop, 4)
-    rig.engine._memory.take(resume, 3)
+    rig.engine._memory.apply(resume, 3)
+    rig.engine._memory.apply(stop, 4)
+    rig.engine._memory.apply(resume, 3)
     assert rig.engine._memory.stopped_by("job") == "someone"
 
 
@@ -295,8 +295,8 @@ def test_an_end_that_was_shortened_has_the_plan_of_its_start() -> None:
     started = ActionRecord(
         id="a", incident="i", job="job", kind="evict_node", outcome="started", at_s=1.0, why="", plan={"nodes": ["n1"]}
     )
-    memory.take(started)
-    memory.take(msgspec.structs.replace(started, outcome="done", plan={}, finished_at_s=2.0))
+    memory.apply(started)
+    memory.apply(msgspec.structs.replace(started, outcome="done", plan={}, finished_at_s=2.0))
     assert (memory.actions["a"].outcome, memory.actions["a"].plan) == ("done", {"nodes": ["n1"]})
 
 
@@ -321,7 +321,7 @@ def test_an_engine_whose_reader_was_put_out_does_nothing_until_it_has_read_what_
     rig.bus.publish(COMMANDS, "*", rig.command("stop", job="*"))
     rig.bus.publish(INCIDENTS, "job", rig.incident())
     rig.bus.flush()
-    rig.engine._memory.take(rig.incident())
+    rig.engine._memory.apply(rig.incident())
     rig.tick(1.0)
     assert (rig.story(), rig.launcher.asked) == ([], [])
     rig.bus.deaf = False

@@ -36,7 +36,7 @@ def test_a_record_that_is_refused_at_the_flush_of_a_start_does_not_hold_the_star
     other = ActionRecord(id="x", incident="x", job="job", kind="ignore", outcome="skipped", at_s=0.0, why="w")
     rig.bus.refuses = lambda record: getattr(record, "id", "") == "x"
     rig.bus.queued.append((ACTIONS, "job", other))  # an output of before
-    rig.engine._memory.take(rig.incident())
+    rig.engine._memory.apply(rig.incident())
     rig.tick()
     assert rig.launcher.asked == [("restart", "i1/restart/1")]
     assert metric_value(rig.metrics, "outputs_refused_total", kind="RecordsRefused") == 1.0

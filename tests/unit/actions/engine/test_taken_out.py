@@ -184,7 +184,7 @@ def test_what_another_engine_has_had_done_meanwhile_is_not_called_unheard_of() -
             id="i1/evict/1", job="job", kind="evict", expected_generation=1, targets=Targets(nodes=("n7",))
         )
         one.launcher.submit(operation)
-        one.engine._memory.take(one.closed(lost))
+        one.engine._memory.apply(one.closed(lost))
 
     one.launcher.nodes["job"], known = (), one.launcher.nodes["job"]
     one.tell(lost)
@@ -200,5 +200,5 @@ def test_an_action_that_one_engine_gave_up_and_another_saw_done_was_done() -> No
         id="i1/evict/1", incident="i1", job="job", kind="evict_node", outcome="started", at_s=1.0, why="gpu_lost"
     )
     for outcome in ("started", "done", "failed"):
-        memory.take(with_outcome(started, outcome, 9.0))  # type: ignore[arg-type]
+        memory.apply(with_outcome(started, outcome, 9.0))  # type: ignore[arg-type]
     assert memory.actions["i1/evict/1"].outcome == "done"

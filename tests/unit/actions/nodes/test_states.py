@@ -64,7 +64,7 @@ def state_of(*records: Any, node: str = "n7") -> dict[str, Any]:
     """Its object after `records`, one a second."""
     states = NodeStates()
     for at_s, record in enumerate(records):
-        states.take(record, float(at_s))
+        states.apply(record, float(at_s))
     return next(one for one in states.objects(100.0) if one["node"] == node)
 
 
@@ -120,9 +120,9 @@ def test_its_history_and_its_jobs() -> None:
 def test_an_order_of_topics_that_is_not_that_of_time_changes_no_state() -> None:
     """Topics are read one after another."""
     states = NodeStates()
-    states.take(builders.set_healthy("n7", "", "bob", 40.0), 40.0)
-    states.take(eviction(), 20.0)
-    states.take(incident(), 10.0)
+    states.apply(builders.set_healthy("n7", "", "bob", 40.0), 40.0)
+    states.apply(eviction(), 20.0)
+    states.apply(incident(), 10.0)
     assert states.objects(100.0)[0]["state"] == "healthy"
 
 
@@ -155,7 +155,7 @@ def test_its_state_with_a_launchers_word(
 ) -> None:
     states = NodeStates()
     for at_s, record in enumerate(records):
-        states.take(record, float(at_s))
+        states.apply(record, float(at_s))
     for said in words:
         states.launcher_says("llama", said)
     [told] = states.objects(100.0)
@@ -262,6 +262,6 @@ def test_what_is_no_name_is_refused(address: str, name: str) -> None:
 def test_of_old_nodes_those_that_are_out_or_accused_are_kept(records: list[Any], kept: list[str]) -> None:
     states = NodeStates()
     for record in records:
-        states.take(record, 1.0)
+        states.apply(record, 1.0)
     states.forget(1e9)
     assert [(one["node"], one["history"]) for one in states.objects(1e9)] == [(node, []) for node in kept]

@@ -18,7 +18,7 @@ def test_actions_of_a_job_and_those_beside_it(seed: int) -> None:
     draw, memory = random.Random(seed), EngineState(remedies.load(None).ladder)
     for number in range(300):
         of, place = draw.randrange(60), draw.randrange(8)
-        memory.take(
+        memory.apply(
             ActionRecord(
                 id=f"i{of}/{place}", incident=f"i{of}", job=f"j{of % 5}", why="w", kind=get_args(ActionKind)[place],
                 outcome=draw.choice(get_args(Outcome)), at_s=float(number),

@@ -104,16 +104,16 @@ def test_what_was_measured_is_told_in_plain_units_whoever_is_slow_first(cuda):
     world.links[0, 2] = world.links[2, 0] = 10.0
     result = judged(world)
     slow, *others = result.rates.devices
-    assert slow.said == "rank 5 on node-2: 50 GFLOP/s, its peers 100"
+    assert slow.summary == "rank 5 on node-2: 50 GFLOP/s, its peers 100"
     assert {(one.gflop_s, one.peers_gflop_s) for one in others} == {(100.0, 100.0)}
     link, back, *rest = result.rates.links
     assert {link.ranks, back.ranks} == {(0, 2), (2, 0)}
-    assert link.said == "rank 0 on node-0 to rank 2 on node-1: 0.2 Gbit/s, its peers 2"
+    assert link.summary == "rank 0 on node-0 to rank 2 on node-1: 0.2 Gbit/s, its peers 2"
     within = [one for one in rest if one.nodes[0] == one.nodes[1]]
     assert {(one.gbit_s, one.peers_gbit_s) for one in within} == {(8.0, 8.0)}
     told = list(lines(result))
-    assert told[told.index(next(one for one in told if one.startswith("slow_compute"))) + 1] == f"    {slow.said}"
-    assert f"    {link.said}" in told
+    assert told[told.index(next(one for one in told if one.startswith("slow_compute"))) + 1] == f"    {slow.summary}"
+    assert f"    {link.summary}" in told
 
 
 @pytest.mark.parametrize("cuda", [False, True])

@@ -69,7 +69,7 @@ def test_somebody_on_call_sees_the_numbers_in_log_and_status() -> None:
         why=f"slow_compute: rank 3; {found.said}", plan={**asked("gemm"), **found.plan},
     )  # fmt: skip
     log = ActionLog()
-    log.take(record)
+    log.apply(record)
     (entry,) = log.entries()
     told = list(entry_lines(entry))
     place = told.index("    measured: rank 0 on n0: 82 GFLOP/s, its peers 80")

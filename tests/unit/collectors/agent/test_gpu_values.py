@@ -29,7 +29,7 @@ def told(values: GpuValues) -> dict[tuple[str, str], float]:
 def test_units_are_those_of_the_exporter() -> None:
     values = GpuValues("n1", ManualClock(), {"GPU-a": 0, "GPU-b": 3}.get)
     names = ("gpu_utilization_ratio", "gpu_sm_clock_hertz", "gpu_memory_used_bytes", "gpu_energy_joules")
-    values.take([record(names, (0.5, 1.0), (1.41e9, None), (1048576.0, 0.0), (2.0, 3.0))])
+    values.observe([record(names, (0.5, 1.0), (1.41e9, None), (1048576.0, 0.0), (2.0, 3.0))])
     metrics = SelfMetrics("agent")
     metrics.register_families(values.families)
     text = generate_latest(metrics.registry).decode()
@@ -43,7 +43,7 @@ def test_units_are_those_of_the_exporter() -> None:
 
 def test_a_mig_instance_is_told_apart_by_the_label_of_the_exporter() -> None:
     values = GpuValues("n1", ManualClock(), lambda device: 4 if device.startswith("GPU-a") else None)
-    values.take([record(("gpu_sm_active_ratio",), (0.25, 0.5), devices=("GPU-a", "GPU-a/3"))])
+    values.observe([record(("gpu_sm_active_ratio",), (0.25, 0.5), devices=("GPU-a", "GPU-a/3"))])
     metrics = SelfMetrics("agent")
     metrics.register_families(values.families)
     text = generate_latest(metrics.registry).decode()
@@ -54,7 +54,7 @@ def test_a_mig_instance_is_told_apart_by_the_label_of_the_exporter() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_told_reads_back_as_what_was_measured(name: str) -> None:
     values = GpuValues("n1", ManualClock(), lambda _: None)
-    values.take([record((name,), (0.25,), devices=("GPU-a",))])
+    values.observe([record((name,), (0.25,), devices=("GPU-a",))])
     (((alias, _), value),) = told(values).items()
     metric = lookup(alias)
     assert metric is not None
@@ -66,10 +66,10 @@ def test_what_nobody_tells_any_more_is_dropped_and_slow_readings_are_kept() -> N
     clock = ManualClock()
     values = GpuValues("n1", clock, lambda _: None)
     names = ("gpu_temperature_celsius", "gpu_ecc_uncorrectable_volatile_count")
-    values.take([record(names, (60.0, 61.0), (0.0, 0.0))])
+    values.observe([record(names, (60.0, 61.0), (0.0, 0.0))])
     for _ in range(10):
         clock.sleep(1.0)
-        values.take([record(names[:1], (62.0,), devices=("GPU-b",))])
+        values.observe([record(names[:1], (62.0,), devices=("GPU-b",))])
     assert len(told(values)) == 4
     clock.sleep(HOLD_S - 5.0)
     assert told(values) == {("DCGM_FI_DEV_GPU_TEMP", "GPU-b"): 62.0}
@@ -82,12 +82,12 @@ def test_a_collector_with_long_intervals_is_waited_for() -> None:
     values = GpuValues("n1", clock, lambda _: None)
     for _ in range(2):
         clock.sleep(60.0)
-        values.take([record(("gpu_temperature_celsius",), (60.0, 61.0))])
+        values.observe([record(("gpu_temperature_celsius",), (60.0, 61.0))])
     clock.sleep(300.0)
     assert len(told(values)) == 2
 
 
 def test_other_metrics_are_not_told() -> None:
     values = GpuValues("n1", ManualClock(), lambda _: None)
-    values.take([record(("host_load_ratio", "gpu_xid_events_count"), (1.0, 1.0), (1.0, 1.0))])
+    values.observe([record(("host_load_ratio", "gpu_xid_events_count"), (1.0, 1.0), (1.0, 1.0))])
     assert told(values) == {}

@@ -84,20 +84,20 @@ def test_requests_of_this_job_alone_are_heard_each_once(wire: Wire, heard: Liste
     heard.start()
     assert wire.asked.get(timeout=PATIENCE_S) == "agent/job/n0"
     answered(wire, [request(1), request(2, "other")], [request(3)])
-    assert [one.from_step for one in heard.take()] == [1, 3]
-    assert heard.take() == []
+    assert [one.from_step for one in heard.pop_new()] == [1, 3]
+    assert heard.pop_new() == []
 
 
 def test_a_flood_takes_no_room(wire: Wire, heard: Listener) -> None:
     heard.start()
     answered(wire, [request(number) for number in range(10_000)])
-    assert [one.from_step for one in heard.take()] == list(range(9_984, 10_000))
+    assert [one.from_step for one in heard.pop_new()] == list(range(9_984, 10_000))
 
 
 def test_a_bus_that_goes_away_is_connected_to_again(wire: Wire, heard: Listener) -> None:
     heard.start()
     answered(wire, None, None, [request(5)])
-    assert [one.from_step for one in heard.take()] == [5]
+    assert [one.from_step for one in heard.pop_new()] == [5]
     assert (heard.failures, wire.closed) == (2, 4)
 
 
@@ -123,7 +123,7 @@ def test_over_a_bus_of_its_own_kind(tmp_path: Path) -> None:
     found: list[SamplingRecord] = []
     until = threading.Event()
     for _ in range(200):
-        found += listener.take()
+        found += listener.pop_new()
         if found:
             break
         until.wait(0.1)

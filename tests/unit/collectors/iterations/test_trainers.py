@@ -58,7 +58,7 @@ class Rank:
         self.sources[pid].gone_since_s = at_s
 
     def look(self) -> int:
-        self.seated += [source.header.pid for source in self.trainers.settle(self.sources.values()) if source.header]
+        self.seated += [source.header.pid for source in self.trainers.update(self.sources.values()) if source.header]
         (trains,) = [pid for pid, source in self.sources.items() if source.trains]
         return trains
 

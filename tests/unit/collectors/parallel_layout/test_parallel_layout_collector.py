@@ -62,9 +62,9 @@ def told(found: ParallelLayoutCollector) -> list[EventRecord]:
 def said(events: list[EventRecord]) -> str | None:
     board = LayoutBoard()
     for event in events:
-        board.take(event)
+        board.apply(event)
     layout = board.layout()
-    return None if layout is None else layout.said()
+    return None if layout is None else layout.summary()
 
 
 MEGATRON = ("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2", "--calculate-per-token-loss")
@@ -118,7 +118,7 @@ def test_a_rank_says_why_unequal_numbers_are_wrong(tmp_path: Path, start: Start)
     (tmp_path / "hook" / f"rank-0-{pid}.groups").write_text('{"groups": {}, "uneven": "BatchNorm: so"}')
     (event,) = told(collector(tmp_path))
     board = LayoutBoard()
-    board.take(event)
+    board.apply(event)
     layout = board.layout()
     assert layout is not None
     assert layout.uneven == ("BatchNorm: so",)
@@ -160,7 +160,7 @@ def test_a_damaged_file_of_groups_is_passed_over(tmp_path: Path, start: Start, t
     (tmp_path / "hook" / f"rank-0-{pid}.groups").write_text(text)
     board = LayoutBoard()
     for event in told(collector(tmp_path)):
-        board.take(event)
+        board.apply(event)
     layout = board.layout()
     assert layout is None or not layout.whole
 

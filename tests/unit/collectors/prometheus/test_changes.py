@@ -13,7 +13,9 @@ HOUR_S = 3_600.0
 def scraped(changes: Changes, tick: int, uuids: dict[str, str], xids: dict[str, float] | None = None) -> list[tuple]:
     """Kind and device of the events of one scrape, 15 s after the one before; `uuids` by index."""
     rows = {Who("n", index, uuid): {XID: (xids or {}).get(uuid, 0.0)} for index, uuid in uuids.items()}
-    return [(event.kind, event.device, event.fields.get("uuid")) for event in changes.take(rows, START_S + 15.0 * tick)]
+    return [
+        (event.kind, event.device, event.fields.get("uuid")) for event in changes.observe(rows, START_S + 15.0 * tick)
+    ]
 
 
 def test_of_gpus_with_new_numbers_the_one_without_is_lost_once() -> None:
@@ -66,7 +68,7 @@ def test_names_that_come_and_go_are_let_go_of() -> None:
     scraped(changes, 0, {"0": "A", "1": "B"})
     for minute in range(600):
         now_s = START_S + 60.0 * minute
-        list(changes.take({Who("n", f"eni{minute}"): {"nic_link_state": 1.0}}, now_s))
+        list(changes.observe({Who("n", f"eni{minute}"): {"nic_link_state": 1.0}}, now_s))
         changes.forget(now_s)
     assert len(changes.known["n"]) <= 2 + 60
     assert scraped(changes, 2400, {"0": "A"}) == [("device_lost", "1", "B")]  # ten hours later

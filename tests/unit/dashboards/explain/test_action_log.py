@@ -165,11 +165,11 @@ def operation(name: str, stage: str, at_s: float, node: str = "n1", **fields: st
 def test_a_word_to_the_launcher_itself_is_told_once_with_who_when_and_why() -> None:
     log = ActionLog()
     for node, late_s in (("n2", 1.0), ("n1", 0.0), ("n3", 2.0)):
-        log.take(operation("o", "accepted", 1000.0 + late_s, node))
-        log.take(operation("o", "done", 1003.0 + late_s, node))
-    log.take(operation("p", "accepted", 1010.0, verb="evict", target="n7", by="", why=""))
-    log.take(EventRecord(id="x", job="job", node="n1", time_s=0.0, kind="restart", fields={"operation": "q"}))
-    log.take(EventRecord(id="x", job="job", node="n1", time_s=0.0, kind="operation", fields={"operation": 3}))
+        log.apply(operation("o", "accepted", 1000.0 + late_s, node))
+        log.apply(operation("o", "done", 1003.0 + late_s, node))
+    log.apply(operation("p", "accepted", 1010.0, verb="evict", target="n7", by="", why=""))
+    log.apply(EventRecord(id="x", job="job", node="n1", time_s=0.0, kind="restart", fields={"operation": "q"}))
+    log.apply(EventRecord(id="x", job="job", node="n1", time_s=0.0, kind="operation", fields={"operation": 3}))
     asked = log.asked_of_launchers()
     assert [job_word_line(one) for one in asked] == [
         "1970-01-01 00:16:40 UTC bob (act) asked the launcher of job job to pause: hot (done 1970-01-01 00:16:43 UTC)",
@@ -185,6 +185,6 @@ def test_a_word_to_the_launcher_itself_is_told_once_with_who_when_and_why() -> N
 def test_what_an_engine_asked_of_a_launcher_is_told_by_its_action_alone() -> None:
     rig = asked()
     log = log_of(rig)
-    log.take(operation("i1/evict/1", "accepted", 1000.0, verb="evict", target="n7", by="engine"))
+    log.apply(operation("i1/evict/1", "accepted", 1000.0, verb="evict", target="n7", by="engine"))
     assert len(log.entries()) == 1
     assert log.asked_of_launchers() == []

@@ -81,5 +81,5 @@ def test_no_more_clocks_of_nodes_are_held_than_there_can_be_ranks(monkeypatch) -
     pace = Pace()
     for number in range(10):
         said = {"steps": (1,), "end_s": (NOW_S,), "duration_s": (1.0,)}
-        pace.take(IterationRecord(job="j", node=f"n{number}", rank=0, incarnation="a", **said), NOW_S)
+        pace.apply(IterationRecord(job="j", node=f"n{number}", rank=0, incarnation="a", **said), NOW_S)
     assert list(pace._late_s) == ["n7", "n8", "n9"]

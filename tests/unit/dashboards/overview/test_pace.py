@@ -57,10 +57,10 @@ def test_means_are_those_of_the_plain_twin(drawn):
             columns |= {"compute_s": tuple(step[2] for step in steps), "wait_s": tuple(step[1] for step in steps)}
         one = record(rank, tuple(arrived_s + step[0] for step in steps), node, **columns)
         told.append((arrived_s, one))
-        pace.take(one, arrived_s)
+        pace.apply(one, arrived_s)
         if rank % 2:
-            pace.settle()
-    pace.settle()
+            pace.apply_pending()
+    pace.apply_pending()
     expected = plain(told)
     newest = max((place[2] for place in expected), default=0)
     for name in ("duration", "compute", "wait"):
@@ -80,22 +80,22 @@ def test_nodes_whose_clocks_differ_stand_side_by_side():
     pace = Pace()
     for number in range(4):
         arrived_s = T0_S + 5.0 * number
-        pace.take(record(0, (arrived_s - 0.1,), "right"), arrived_s)
-        pace.take(record(1, (arrived_s + 86_400.0,), "ahead"), arrived_s)
-        pace.take(record(2, (arrived_s - 7_200.0,), "behind"), arrived_s)
-    pace.settle()
+        pace.apply(record(0, (arrived_s - 0.1,), "right"), arrived_s)
+        pace.apply(record(1, (arrived_s + 86_400.0,), "ahead"), arrived_s)
+        pace.apply(record(2, (arrived_s - 7_200.0,), "behind"), arrived_s)
+    pace.apply_pending()
     assert (~np.isnan(pace.mean("duration", 4))).all()
 
 
 def test_what_no_step_can_be_is_passed_over():
     pace = Pace()
-    pace.take(record(0, (T0_S,)), T0_S)
-    pace.take(record(0, (-1e300, T0_S)), T0_S)  # no integer of 64 bits is as far away
-    pace.take(record(0, (T0_S, T0_S), duration_s=(-3.0, 1e300)), T0_S)
-    pace.take(record(0, (T0_S, T0_S), duration_s=(1.0,), compute_s=()), T0_S)  # columns that do not fit
-    pace.take(record(0, (T0_S, T0_S), compute_s=(0.5,)), T0_S)
-    pace.take(record(0, ()), T0_S)
-    pace.settle()
+    pace.apply(record(0, (T0_S,)), T0_S)
+    pace.apply(record(0, (-1e300, T0_S)), T0_S)  # no integer of 64 bits is as far away
+    pace.apply(record(0, (T0_S, T0_S), duration_s=(-3.0, 1e300)), T0_S)
+    pace.apply(record(0, (T0_S, T0_S), duration_s=(1.0,), compute_s=()), T0_S)  # columns that do not fit
+    pace.apply(record(0, (T0_S, T0_S), compute_s=(0.5,)), T0_S)
+    pace.apply(record(0, ()), T0_S)
+    pace.apply_pending()
     assert pace.mean("duration", 1).tolist() == [[1.0]]
     assert pace.mean("compute", 1).tolist() == [[0.5]]
 
@@ -103,20 +103,20 @@ def test_what_no_step_can_be_is_passed_over():
 def test_ranks_and_rows_are_of_one_moment():
     """Somebody may look between the taking of a batch and its settling."""
     pace = Pace()
-    pace.take(record(0, (T0_S,)), T0_S)
+    pace.apply(record(0, (T0_S,)), T0_S)
     assert (pace.ranks, pace.mean("duration").shape) == ([], (0, BINS))
-    pace.settle()
-    pace.take(record(1, (T0_S,)), T0_S)
+    pace.apply_pending()
+    pace.apply(record(1, (T0_S,)), T0_S)
     assert (pace.ranks, pace.mean("duration").shape) == ([0], (1, BINS))
 
 
 def test_what_is_older_than_the_ring_goes():
     pace = Pace()
-    pace.take(record(0, (T0_S,)), T0_S)
-    pace.settle()
+    pace.apply(record(0, (T0_S,)), T0_S)
+    pace.apply_pending()
     later_s = T0_S + BINS * BIN_S
-    pace.take(record(1, (later_s,)), later_s)
-    pace.settle()
+    pace.apply(record(1, (later_s,)), later_s)
+    pace.apply_pending()
     means = pace.mean("duration")
     assert np.isnan(means[0]).all()
     assert np.flatnonzero(~np.isnan(means[1])).tolist() == [BINS - 1]

@@ -31,8 +31,8 @@ def test_doubled_bins_hold_what_they_held(order: str) -> None:
     groups = {"as they came": [ends], "one at a time": [[end] for end in ends]}.get(order) or [ends[100:], ends[:100]]
     for group in groups:
         for rank in range(3):
-            pace.take(steps(rank, group, 1.0 + rank), arrived_s=group[-1])
-        pace.settle()
+            pace.apply(steps(rank, group, 1.0 + rank), arrived_s=group[-1])
+        pace.apply_pending()
     sums, counts = pace.sums("duration")
     assert counts.sum(axis=1).tolist() == [200.0] * 3
     assert np.allclose(sums.sum(axis=1), [200.0, 400.0, 600.0])
@@ -46,8 +46,8 @@ def test_doubled_bins_hold_what_they_held(order: str) -> None:
 
 def test_a_time_out_of_this_world_makes_no_room_for_itself() -> None:
     pace = Pace(whole=True)
-    pace.take(steps(0, [-1e300, 1.0, NOW_S], 1.0), arrived_s=NOW_S)
-    pace.settle()
+    pace.apply(steps(0, [-1e300, 1.0, NOW_S], 1.0), arrived_s=NOW_S)
+    pace.apply_pending()
     assert pace.bin_s == SHORT_BIN_S
     assert pace.sums("duration")[1].sum() == 1.0
 
@@ -59,7 +59,7 @@ def test_verdicts_of_a_long_run_are_thinned_to_those_that_found_something() -> N
         record = VerdictRecord(
             id=f"v{number}", job="j", time_s=float(number), window_s=1.0, anomalous=number == 7, reason="r"
         )
-        job.take(Message("trainwarden.verdicts", 0, number, float(number), "j", record))
+        job.apply(Message("trainwarden.verdicts", 0, number, float(number), "j", record))
     assert len(job.verdicts) <= MAX_VERDICTS
     times = [one.time_s for one in job.verdicts]
     assert times == sorted(times)

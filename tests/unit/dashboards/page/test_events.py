@@ -48,8 +48,8 @@ def test_who_has_missed_too_much_is_told_to_look_at_everything() -> None:
     async def flooded() -> list[dict[str, str]]:
         news = News(asyncio.get_running_loop())
         for number in range(events.MOST_NEWS + 2):
-            news.tell(incident(f"i{number}", "j", NOW_S))
-        return await news.take(1.0)
+            news.publish(incident(f"i{number}", "j", NOW_S))
+        return await news.pop_new(1.0)
 
     assert asyncio.run(flooded()) == [{"what": "everything", "job": "", "id": ""}]
 
@@ -91,4 +91,4 @@ def test_a_loop_that_has_ended_breaks_nothing() -> None:
     loop = asyncio.new_event_loop()
     news = News(loop)
     loop.close()
-    news.tell(incident("i", "j", NOW_S))
+    news.publish(incident("i", "j", NOW_S))

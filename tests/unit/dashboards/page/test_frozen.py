@@ -24,7 +24,7 @@ def told_of(told: Iterable[Told], job: str) -> JobOverview:
     overview = JobOverview(job, whole=True)
     for at, (time_s, name, record) in enumerate(told):
         if name == job:
-            overview.take(Message(topic_of(record).name, 0, at, time_s, name, record))
+            overview.apply(Message(topic_of(record).name, 0, at, time_s, name, record))
     return overview
 
 
@@ -98,9 +98,9 @@ def test_it_stays_below_three_megabytes(tmp_path: Path) -> None:
     overview.pace._newest = int(NOW_S / overview.pace.bin_s)
     for number in range(10_000):
         one = incident(f"i{number}", "j", NOW_S - number, text="long " * 1_000)
-        overview.take(Message("trainwarden.incidents", 0, number, NOW_S, "j", one))
+        overview.apply(Message("trainwarden.incidents", 0, number, NOW_S, "j", one))
         action = proposed(f"a{number}", one, NOW_S, why="long " * 1_000)
-        overview.take(Message("trainwarden.actions", 0, number, NOW_S, "j", action))
+        overview.apply(Message("trainwarden.actions", 0, number, NOW_S, "j", action))
     path = tmp_path / "r.html"
     write_report(path, overview, lambda _from_s: [], title="t", summary="s")
     assert 300_000 < path.stat().st_size < 3_000_000

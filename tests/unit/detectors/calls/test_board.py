@@ -220,7 +220,7 @@ def test_it_outlives_a_snapshot():
     plain = ObjectCodec(LogLine, Pending)
     state = fed(*step_of(0, 100.0), *step_of(64, 101.0)[:2])
     fresh = JobState("j")
-    plain.fill(fresh, plain.taken(state))
+    plain.load(fresh, plain.dump(state))
     for one in (state, fresh):
         for late in step_of(64, 101.0)[2:]:
             one.feed(late)

@@ -166,8 +166,8 @@ def test_bytes_that_unpack_to_far_too_much_are_left_alone() -> None:
 
 def test_a_restart_forgets_dumps() -> None:
     kept = LiveCollectives(JOB)
-    kept._take(dump(0, START_S, call(1, done=False)), START_S)
-    kept._take(event("restart", START_S + 1.0, stage="begin"), START_S + 1.0)
+    kept._apply(dump(0, START_S, call(1, done=False)), START_S)
+    kept._apply(event("restart", START_S + 1.0, stage="begin"), START_S + 1.0)
     assert not kept._dumps
     assert kept._held == 0
 

@@ -163,7 +163,7 @@ def test_another_service_goes_on_in_the_midst_of_a_standstill_that_counts_explai
     run = Run().play(job.records, job.end_s + 5.0)
     watch, other = run.handler._jobs[JOB], run.handler._made(JOB)
     assert watch.collectives._counted
-    other.restore(watch.kept())
+    other.restore(watch.snapshot())
     now_s = job.end_s + 40.0
     told, again = watch.score(now_s), other.score(now_s)
     assert told == again

@@ -112,7 +112,7 @@ def test_peers_are_peers_whose_samples_come_at_other_moments():
     for tick in range(10):
         for row in range(6):
             hot = 97.0 if row == 3 else 80.0
-            memory.take(np.array([row]), np.array([hot]), np.array([START_S + 15.0 * tick + row]))
+            memory.observe(np.array([row]), np.array([hot]), np.array([START_S + 15.0 * tick + row]))
     assert memory.broken(START_S + 150.0).tolist() == [3]
 
 
@@ -121,7 +121,7 @@ def test_devices_that_are_gone_are_no_peers():
     for tick in range(20):
         rows, celsius = (np.arange(6), 80.0) if tick < 10 else (np.arange(6, 9), 97.0)
         at_s = START_S + 15.0 * tick + (3600.0 if tick >= 10 else 0.0)
-        memory.take(rows, np.full(rows.size, celsius), np.full(rows.size, at_s))
+        memory.observe(rows, np.full(rows.size, celsius), np.full(rows.size, at_s))
     assert memory.broken(at_s).tolist() == []
 
 
@@ -131,7 +131,7 @@ def test_a_rate_is_the_same_however_far_apart_the_samples_are(every_s, a_minute,
     memory = LimitMemory(LIMITS["gpu.pcie_replay"])
     for tick in range(1 + round(1200.0 / every_s)):
         time_s = START_S + every_s * tick
-        memory.take(np.array([0]), np.array([a_minute / 60.0]), np.array([time_s]))
+        memory.observe(np.array([0]), np.array([a_minute / 60.0]), np.array([time_s]))
     assert bool(memory.broken(time_s).size) == broken
 
 
@@ -141,7 +141,7 @@ def test_a_limit_is_no_longer_broken_when_its_time_is_over():
     seen = []
     for tick in range(14):
         rate = 1.0 if tick == 2 else 0.0
-        memory.take(rows, np.array([rate]), np.array([1000.0 + 15.0 * tick]))
+        memory.observe(rows, np.array([rate]), np.array([1000.0 + 15.0 * tick]))
         seen.append(bool(memory.broken(1000.0 + 15.0 * tick).size))
     assert seen == [tick in range(2, 6) for tick in range(14)]
 
@@ -152,7 +152,7 @@ def test_one_error_long_before_is_not_where_a_counter_began_to_grow_beyond_its_l
     memory, port, since_s = LimitMemory(limit), np.zeros(1, dtype=np.int64), []
     for place in range(240):
         rate = {10: 1 / 15}.get(place, 15.0 if place >= 200 else 0.0)
-        memory.take(port, np.array([rate]), np.array([15.0 * place]))
+        memory.observe(port, np.array([rate]), np.array([15.0 * place]))
         since_s += memory.since_s[memory.broken(15.0 * place)].tolist()
     assert len(set(since_s)) == 1
     assert 200 * 15.0 - limit.over_s / 12 <= since_s[0] <= 200 * 15.0
@@ -160,7 +160,7 @@ def test_one_error_long_before_is_not_where_a_counter_began_to_grow_beyond_its_l
 
 def test_a_device_that_has_long_told_nothing_is_not_accused():
     memory = LimitMemory(LIMITS["gpu.row_remap_failure"])
-    memory.take(np.array([0, 1]), np.array([1.0, 0.0]), np.array([1000.0, 1000.0]))
+    memory.observe(np.array([0, 1]), np.array([1.0, 0.0]), np.array([1000.0, 1000.0]))
     assert memory.broken(1500.0).tolist() == [0]
     assert memory.broken(1700.0).tolist() == []
 

@@ -37,7 +37,7 @@ def test_growth_has_its_relief_too():
     memory, broken = LimitMemory(LIMITS["gpu.pcie_replay"]), []
     for tick, a_minute in enumerate([0.0, *[9.0] * 8, *[6.0] * 8, *[3.0] * 8, *[6.0] * 8]):
         at_s = np.array([START_S + 15.0 * tick])
-        memory.take(np.array([0]), np.array([a_minute / 60.0]), at_s)
+        memory.observe(np.array([0]), np.array([a_minute / 60.0]), at_s)
         broken.append(bool(memory.broken(at_s[0]).size))
     assert [broken[tick] for tick in (8, 16, 24, 32)] == [True, True, False, False]
 

@@ -24,7 +24,7 @@ def found(memory: Floats, every_s: float = 1.0) -> list[tuple[int, float]]:
     """When series ``[ranks, samples]`` are first taken for leaks, and their rate then."""
     floors, rows, out = Floors(), np.arange(len(memory)), dict[int, tuple[int, float]]()
     for sample, values in enumerate(memory.T):
-        floors.take(rows, np.full(len(memory), 1e6 + every_s * sample), values)
+        floors.observe(rows, np.full(len(memory), 1e6 + every_s * sample), values)
         if sample % 5:
             continue
         floors.judge()
@@ -85,7 +85,7 @@ def test_a_leak_that_stops_is_let_go() -> None:
     leak = base() + 20 * MB * np.minimum(SECONDS, 200.0)
     floors, rows, on = Floors(), np.array([0]), []
     for second, value in enumerate(leak[:400]):
-        floors.take(rows, np.array([float(second)]), np.array([value]))
+        floors.observe(rows, np.array([float(second)]), np.array([value]))
         floors.judge()
         on.append(bool(floors.rate[0].any()))
     assert any(on[:200])

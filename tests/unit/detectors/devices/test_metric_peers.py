@@ -246,7 +246,7 @@ def test_what_is_told_of_peers_is_counted_in_their_own_samples(every_s: float) -
         values[3] += 20.0 * (120 <= second < 240)
         times_s, names = np.full((8, 1), second * every_s), ("gpu_temperature_celsius",)
         new = FamilySamples("gpu", names, np.arange(8), who, ("",) * 8, values, times_s)
-        rounds.take(new, 0, quiet=False)
+        rounds.observe(new, 0, quiet=False)
         told += [second] * len(rounds.outlying())
     assert (told[0] - 120, told[-1] + 1 - 240) == (20, 11)
 
@@ -261,6 +261,6 @@ def test_two_seconds_are_too_short_however_many_samples_they_have(every_s: float
         values[3] += 20.0 * (60.0 <= time_s < 63.0 or time_s >= 120.0)
         new = FamilySamples("gpu", ("gpu_temperature_celsius",), np.arange(8), who, ("",) * 8, values,
                             np.full((8, 1), time_s))  # fmt: skip
-        rounds.take(new, 0, quiet=False)
+        rounds.observe(new, 0, quiet=False)
         told_s += [time_s] * len(rounds.outlying())
     assert 139.0 <= told_s[0] <= 140.5

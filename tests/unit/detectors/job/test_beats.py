@@ -95,11 +95,11 @@ def test_it_does_not_matter_when_they_are_settled(told: list[tuple[HeartbeatReco
         lives = [int(one[1:]) for one in record.incarnations]
         plain.take(record, lives)
         if together.holds(record.ranks):
-            together.settle()
-        together.take(record, None, list(record.ranks), lives)
+            together.apply_pending()
+        together.apply(record, None, list(record.ranks), lives)
         if asked:
-            together.settle()
-    together.settle()
+            together.apply_pending()
+    together.apply_pending()
     for rank, known in plain.ranks.items():
         np.testing.assert_equal(seen(together, rank), [float(known[lane]) for lane in LANES])
 
@@ -109,19 +109,19 @@ def test_what_has_waited_is_counted_as_one_at_a_time() -> None:
     board.resize(RANKS * NODES)
     words = [(1, "compute", "S", 0)] * RANKS
     for node in range(NODES):
-        board.take(beat(node, 5.0, "a", words), None, [2 * node, 2 * node + 1], [1, 1])
-    assert board.settle() == (True, 1005.0, 0)
+        board.apply(beat(node, 5.0, "a", words), None, [2 * node, 2 * node + 1], [1, 1])
+    assert board.apply_pending() == (True, 1005.0, 0)
     for node, clock_s in enumerate((6.0, 5.0, 4.0)):
-        board.take(beat(node, clock_s, "a", words), None, [2 * node, 2 * node + 1], [1, 1])
-    assert board.settle() == (False, 1006.0, 2)
-    assert board.settle() == (False, -math.inf, 0)
+        board.apply(beat(node, clock_s, "a", words), None, [2 * node, 2 * node + 1], [1, 1])
+    assert board.apply_pending() == (False, 1006.0, 2)
+    assert board.apply_pending() == (False, -math.inf, 0)
 
 
 def test_a_snapshot_before_they_are_settled_loses_none() -> None:
     state, other = JobState("job"), JobState("job")
     for _, record in Job(ranks=4).run(5).records:
         state.feed(record)
-    Snapshot(Pending).fill(other, Snapshot(Pending).taken(state))
+    Snapshot(Pending).load(other, Snapshot(Pending).dump(state))
     mine, theirs = state.window(START_S + 9.0), other.window(START_S + 9.0)
     np.testing.assert_equal(mine.beats.still_s, theirs.beats.still_s)
     assert np.isfinite(theirs.beats.still_s).all()

@@ -27,7 +27,7 @@ def beat(
 def heard(ahead: ClockOffsets, off_s: float, *delays_s: float, from_s: float = 1000.0) -> float:
     for place, delay_s in enumerate(delays_s):
         at_s = from_s + place
-        ahead.heard(A, at_s - delay_s + off_s, at_s)
+        ahead.observe(A, at_s - delay_s + off_s, at_s)
     return ahead.of(A)
 
 
@@ -154,7 +154,7 @@ def test_a_service_goes_by_the_clock_of_the_bus(off_s: float) -> None:
     clock = BusClock(own)
     for _ in range(10):
         own.sleep(1.0)
-        clock.heard(Message("topic", 0, 0, own.now_s() + off_s - 0.1, "j", beat(0.0)))
+        clock.observe(Message("topic", 0, 0, own.now_s() + off_s - 0.1, "j", beat(0.0)))
     assert clock.now_s() == pytest.approx(own.now_s() + off_s, abs=0.2)
     assert clock.monotonic_s() == own.monotonic_s()
 
@@ -168,7 +168,7 @@ def test_a_service_goes_on_though_the_bus_is_set_and_set_back(off_s: float, logs
     for second in range(60):
         own.sleep(1.0)
         bus_s = own.now_s() + (off_s if 20 <= second < 40 else 0.0)
-        at_s, more_s = clock.heard(Message("topic", second % logs, second, bus_s - 0.1, "j", beat(0.0)))
+        at_s, more_s = clock.observe(Message("topic", second % logs, second, bus_s - 0.1, "j", beat(0.0)))
         forward_s += [more_s] if more_s else []
         ahead_s = 90.0 if off_s > 0.0 and second >= 20 else 0.0  # it does not go back
         assert (at_s, clock.now_s()) == (pytest.approx(own.now_s() + ahead_s, abs=1.2),) * 2
@@ -181,7 +181,7 @@ def test_what_comes_late_or_again_is_no_bus_that_was_set() -> None:
     for offset in (*range(50), *range(20, 74)):
         own.sleep(1.5 if own.now_s() < 1075.0 else 0.01)  # it falls behind, begins again, and catches up
         stamp_s = 1000.0 + offset
-        assert clock.heard(Message("topic", 0, offset, stamp_s, "j", beat(0.0))) == (stamp_s, 0.0)
+        assert clock.observe(Message("topic", 0, offset, stamp_s, "j", beat(0.0))) == (stamp_s, 0.0)
 
 
 class TwoClocks:
@@ -210,5 +210,5 @@ def test_a_service_whose_clock_is_set_goes_on_by_that_of_the_bus(set_s: float, *
         own.sleep(1.0)
         own.set_s = set_s if second >= 10 else 0.0
         bus_s = 1000.0 + own.steady_s + (own.set_s if same else 0.0)
-        clock.heard(Message("topic", 0, 0, bus_s - 0.1, "j", beat(0.0)))
+        clock.observe(Message("topic", 0, 0, bus_s - 0.1, "j", beat(0.0)))
         assert clock.now_s() == pytest.approx(bus_s, abs=0.2)

@@ -34,7 +34,7 @@ def fed(*records: MetricsRecord, samples: int = 8) -> MetricBuffer:
 
 
 def only(board: MetricBuffer) -> FamilySamples:
-    (found,) = board.take()
+    (found,) = board.pop_new()
     return found
 
 
@@ -46,7 +46,7 @@ def test_every_sample_is_shown_once_with_older_ones_before_it() -> None:
     board = fed(record(0.0, {POWER: 1.0}), record(1.0, {POWER: 2.0}))
     first = only(board)
     assert (first.fresh, column(first, POWER)) == (2, [[1.0, 2.0]])
-    assert board.take() == []
+    assert board.pop_new() == []
     board.feed(record(2.0, {POWER: 3.0}))
     second = only(board)
     assert (second.fresh, column(second, POWER), second.times_s.tolist()) == (1, [[1.0, 2.0, 3.0]], [[2.0]])
@@ -57,7 +57,7 @@ def test_history_is_bounded_by_what_is_asked_and_by_the_ring() -> None:
     found = only(board)
     assert (found.fresh, column(found, POWER)) == (8, [[float(t) for t in range(12, 20)]])
     board.feed(record(20.0, {POWER: 20.0}))
-    (found,) = board.take(history=3)
+    (found,) = board.pop_new(history=3)
     assert column(found, POWER) == [[17.0, 18.0, 19.0, 20.0]]
 
 
@@ -65,7 +65,7 @@ def test_entities_are_grouped_by_the_number_of_new_samples_and_keep_their_rows()
     board = fed(
         record(0.0, {POWER: 1.0}, node="n0"), record(0.1, {POWER: 2.0}, node="n1"), record(1.0, {POWER: 3.0}, node="n1")
     )
-    one, two = board.take()
+    one, two = board.pop_new()
     assert [(one.rows.tolist(), one.fresh), (two.rows.tolist(), two.fresh)] == [([0], 1), ([1], 2)]
     board.feed(record(2.0, {POWER: 4.0}, node="n1"))
     found = only(board)
@@ -121,7 +121,7 @@ def test_we_ourselves_are_left_out_and_disks_are_no_hosts() -> None:
         record(0.0, {"agent_lag_seconds": 1.0}, devices=("agent",)),
         record(0.0, {"host_cpu_ratio": [0.5, None], "host_disk_x": [None, 3.0]}, devices=("host", "disk:sda")),
     )
-    found = {one.family: one for one in board.take()}
+    found = {one.family: one for one in board.pop_new()}
     assert "agent" not in found
     assert all(np.isfinite(one.values).all() for one in found.values())
     assert sum(len(one.rows) for one in found.values()) == 2
@@ -130,19 +130,19 @@ def test_we_ourselves_are_left_out_and_disks_are_no_hosts() -> None:
 def test_models_come_along_beside_roles_and_through_a_restart() -> None:
     devices = ("GPU-a", "GPU-b")
     board = fed(record(1.0, {POWER: 1.0}, devices=devices, models=("H100", ""), ranks=(0, None)))
-    (found,) = board.take({0: "stage-1"})
+    (found,) = board.pop_new({0: "stage-1"})
     assert found.roles == ("stage-1 H100", "")
     board.feed(record(2.0, {POWER: 1.0}, devices=devices))  # another collector's record, which does not say it
     again = MetricBuffer()
     again.restore(board.state())
     again.feed(record(3.0, {POWER: 1.0}, devices=devices))
-    assert again.take()[0].roles == ("H100", "")
+    assert again.pop_new()[0].roles == ("H100", "")
 
 
 def test_ranks_and_roles_come_along_and_may_change() -> None:
     devices = ("GPU-a", "GPU-b")
     board = fed(record(0.0, {POWER: 1.0}, devices=devices), record(1.0, {POWER: 2.0}, devices=devices, ranks=(4, None)))
-    (found,) = board.take({4: "stage-1"})
+    (found,) = board.pop_new({4: "stage-1"})
     assert [entity.rank for entity in found.entities] == [4, None]
     assert found.roles == ("stage-1", "")
     assert found.rows.tolist() == [0, 1]
@@ -150,11 +150,11 @@ def test_ranks_and_roles_come_along_and_may_change() -> None:
 
 def test_damaged_records_are_counted() -> None:
     board = fed(MetricsRecord(job="j", node="n", time_s=0.0, devices=("a", "b"), names=("x",), values=((1.0,),)))
-    assert (board.odd, board.take()) == (1, [])
+    assert (board.odd, board.pop_new()) == (1, [])
     board.feed(record(0.0, {}))
-    assert board.take() == []
+    assert board.pop_new() == []
     board.feed(record(0.0, {POWER: float("inf")}))
-    assert board.take() == []
+    assert board.pop_new() == []
 
 
 def test_state_goes_on_as_if_nothing_had_happened() -> None:
@@ -163,8 +163,8 @@ def test_state_goes_on_as_if_nothing_had_happened() -> None:
         for t in range(13)
     ]
     whole, cut = fed(*records[:6]), fed(*records[:6])
-    whole.take()
-    cut.take()
+    whole.pop_new()
+    cut.pop_new()
     restored = MetricBuffer()
     restored.restore(cut.state())
     for one in records[6:]:

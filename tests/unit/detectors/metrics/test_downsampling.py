@@ -133,7 +133,7 @@ def test_live_and_recorded_come_to_the_same(bundle: ModelBundle, every_s: float)
 def test_a_counter_is_the_mean_since_the_sample_before() -> None:
     pacing, values = Downsampler(), np.tile(np.arange(40.0), (1, 2, 1))
     names = ("power", "gpu_energy_joules")
-    taken = pacing.taken(np.array([0]), values, np.arange(40.0)[None] / 4.0, names, SamplingInterval(1.0, 1.0))
+    taken = pacing.select(np.array([0]), values, np.arange(40.0)[None] / 4.0, names, SamplingInterval(1.0, 1.0))
     assert np.flatnonzero(taken[0])[:4].tolist() == [0, 4, 8, 12]
     assert values[0, 0, taken[0]][:4].tolist() == [0.0, 4.0, 8.0, 12.0]
     assert values[0, 1, taken[0]][:4].tolist() == [0.0, 2.5, 6.5, 10.5]
@@ -141,7 +141,7 @@ def test_a_counter_is_the_mean_since_the_sample_before() -> None:
 
 def test_where_training_averaged_all_are_means() -> None:
     pacing, values = Downsampler(), np.tile(np.arange(40.0), (1, 1, 1))
-    taken = pacing.taken(
+    taken = pacing.select(
         np.array([0]), values, np.arange(40.0)[None] / 4.0, ("power",), SamplingInterval(1.0, 1.0, averaged=True)
     )
     assert values[0, 0, taken[0]][:3].tolist() == [0.0, 2.5, 6.5]
@@ -155,7 +155,7 @@ def test_jitter_missing_samples_and_pauses_leave_nothing_out(seed: int) -> None:
     times_s = times_s[random.random(500) > 0.2]
     values = random.normal(size=(1, 1, times_s.size))
     values[0, 0, 40:44] = np.nan
-    taken = Downsampler().taken(np.array([0]), values, times_s[None], ("power",), SamplingInterval(1.0, 1.0))
+    taken = Downsampler().select(np.array([0]), values, times_s[None], ("power",), SamplingInterval(1.0, 1.0))
     assert taken[0, 20:].all(), "of the first few nobody knows yet what is usual"
 
 

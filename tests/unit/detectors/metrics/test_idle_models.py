@@ -76,10 +76,10 @@ def test_scores_of_the_others_and_of_the_mean_stay_what_they_were(bundle: ModelB
 def test_a_restart_with_others_computed_goes_on(bundle: ModelBundle) -> None:
     before, after = watched(bundle), watched(bundle, ("lof",))
     played(before)
-    after.restore(before.kept())
+    after.restore(before.snapshot())
     assert played(after, since=60).votes["lof"].opinion == "normal"
     again = watched(bundle)
-    again.restore(after.kept())
+    again.restore(after.snapshot())
     assert played(again, since=120).votes["lof"].reason == IDLE
 
 

@@ -169,10 +169,10 @@ def test_ranks_are_not_judged_by_the_first_samples_of_a_metric_that_comes_late()
 def test_a_mean_speaks_for_all_of_its_samples_or_not_at_all() -> None:
     values = np.ones((1, 1, 12))
     values[0, 0, :7] = np.nan
-    seen = View(mean_rows=5).told(values, 6)
+    seen = View(mean_rows=5).complete_rows(values, 6)
     assert np.isnan(seen[0, 0]).tolist() == [True, True, True, True, False, False]
     values[0, 0, 7::2] = np.nan
-    assert not np.isnan(View(mean_rows=5).told(values, 1)).any()
+    assert not np.isnan(View(mean_rows=5).complete_rows(values, 1)).any()
 
 
 @pytest.mark.thorough

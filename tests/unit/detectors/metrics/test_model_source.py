@@ -132,10 +132,10 @@ def test_a_start_without_the_registry_serves_what_is_kept(bundles):
     follower = ModelPoller(Source(DetectorError("away"), kept=ModelSet(bundles[1])), 60.0)
     follower.start()
     follower.close()
-    found = follower.take()
+    found = follower.pop_new()
     assert found is not None
     assert found.champion is bundles[1]
-    assert follower.take() is None
+    assert follower.pop_new() is None
 
 
 def test_events_about_models_make_no_job(bundles):

@@ -76,7 +76,7 @@ def votes(records: list[Sent], parts: int = 1) -> tuple[list[Vote], set[str]]:
         now_s += EVERY_S / parts
         while records and records[0][0] < now_s:
             board.feed(records.pop(0)[1])
-        window = replace(empty, end_s=now_s, scored=scorer.score(board.take(), now_s), unscored=scorer.abstained)
+        window = replace(empty, end_s=now_s, scored=scorer.score(board.pop_new(), now_s), unscored=scorer.abstained)
         vote.update(window)
         said.append(vote.score(window))
         why |= set(scorer.abstained.values())
@@ -138,11 +138,11 @@ def test_what_was_taken_when_survives_a_restart() -> None:
     board = MetricBuffer()
     for at_s, record in records[:half]:
         board.feed(record)
-        first.score(board.take(), at_s)
+        first.score(board.pop_new(), at_s)
     second.restore(first.state())
     for at_s, record in records[half : half + 60]:
         board.feed(record)
-        new = board.take()
+        new = board.pop_new()
         (one,), (other,) = first.score(new, at_s), second.score(new, at_s)
         np.testing.assert_array_equal(one.scores["dtw"], other.scores["dtw"])
 

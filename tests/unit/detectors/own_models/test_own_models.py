@@ -155,10 +155,10 @@ def test_where_too_many_come_every_few_samples_are_learnt_from_and_scored(monkey
     assert pace is not None
     assert pace.fastest_s == 2.0
     scorer, places = MetricScorer(learnt_from), []
-    board.take()
+    board.pop_new()
     for record in told(125, 165):
         board.feed(record)
-        (scored,) = scorer.score(board.take(), record.time_s)
+        (scored,) = scorer.score(board.pop_new(), record.time_s)
         places.append(np.isfinite(scored.scores["zlength"]).all())
     assert sum(places) == 20
     assert places[:6] == [True, False, True, False, True, False]
@@ -221,7 +221,7 @@ def test_a_job_without_trained_models_has_votes_after_half_a_minute_also_after_a
     assert {name: late.votes[name].opinion for name in NAMED} == dict.fromkeys(NAMED, "normal")
     assert late.model_versions.keys() >= set(NAMED)
     other = watch_of(None)
-    other.restore(watch.kept())
+    other.restore(watch.snapshot())
     assert verdicts(other, 70, 75)[-1].votes == verdicts(watch, 70, 75)[-1].votes
 
 

@@ -54,7 +54,7 @@ def test_arrays_say_what_plain_lists_say(
                 for name in LOST:
                     if rng.random() < 0.8:
                         share = float(rng.uniform(0.0, 0.2) + 0.3 * (busy[node] and second > onset))
-                        host.take(f"n{node}", name, float(second), share)
+                        host.observe(f"n{node}", name, float(second), share)
                         ticks.setdefault(f"n{node}", {}).setdefault(name, []).append((float(second), share))
 
     take(0, seconds)
@@ -76,6 +76,6 @@ def test_arrays_say_what_plain_lists_say(
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
     host = HostContention()
-    host.take("n", LOST[0], 1.0, 0.5)
+    host.observe("n", LOST[0], 1.0, 0.5)
     with pytest.raises(DetectorError):
         HostContention().load(("n", "m"), host.arrays())

@@ -26,7 +26,7 @@ def test_roles_are_stages() -> None:
     assert window.roles[4:8] == ("stage1",) * 4
     assert window.roles[15] == "stage3:last"
     assert window.layout is not None
-    assert window.layout.said() == "tp 1 x pp 4 x dp 4; from Megatron arguments"
+    assert window.layout.summary() == "tp 1 x pp 4 x dp 4; from Megatron arguments"
 
 
 def test_stages_are_named_once_while_nothing_changes_and_anew_when_it_does() -> None:
@@ -79,8 +79,8 @@ def test_what_is_known_of_the_layout_goes_with_an_incident_and_outlives_the_serv
             job="job", node="n0", rank=0, incarnation="0-0", steps=(1,), end_s=(2.0,), duration_s=(0.5,),
         )
     )  # fmt: skip
-    kept, fresh = _PLAIN.taken(state), JobState("job")
-    _PLAIN.fill(fresh, kept)
+    kept, fresh = _PLAIN.dump(state), JobState("job")
+    _PLAIN.load(fresh, kept)
     for one in (state, fresh):
         one._steps.quiet_left = 0
         assert one.window(3.0).layout == state._roster.layout.layout()

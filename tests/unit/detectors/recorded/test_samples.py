@@ -89,12 +89,12 @@ def test_without_metrics_it_abstains() -> None:
 
 def test_nothing_is_shown_before_its_time_or_twice() -> None:
     samples = RecordedSamples.of(recordings.job(metrics=recordings.metrics(rows=10, entities=2)))
-    assert samples.take() == ()
+    assert samples.pop_new() == ()
     samples.until_s = float(samples.times_s[3])
-    (first,) = samples.take()
+    (first,) = samples.pop_new()
     assert first.fresh == 4
-    assert samples.take() == ()
+    assert samples.pop_new() == ()
     samples.until_s = np.inf
-    (rest,) = samples.take()
+    (rest,) = samples.pop_new()
     assert (rest.fresh, rest.values.shape[2]) == (6, 10)
     np.testing.assert_array_equal(rest.times_s[0], samples.times_s[4:])

@@ -82,20 +82,20 @@ def test_a_service_that_takes_over_still_knows_them() -> None:
 @pytest.mark.parametrize("where", [7, None, "", ["x"]])
 def test_what_is_no_place_is_left_out(where: object) -> None:
     board = StackBoard()
-    board.take([stack(5.0, 0, where)], 5.0, 3.0)
+    board.apply([stack(5.0, 0, where)], 5.0, 3.0)
     assert board.where() == {}
 
 
 def test_long_and_unprintable_words_are_cut() -> None:
     board = StackBoard()
-    board.take([stack(5.0, 0, "\x1b[31m" + "x" * 10_000)], 5.0, 3.0)
+    board.apply([stack(5.0, 0, "\x1b[31m" + "x" * 10_000)], 5.0, 3.0)
     assert board.where()[0].isprintable()
     assert len(board.where()[0]) == MAX_WORDS
 
 
 def test_a_start_forgets_all() -> None:
     board = StackBoard()
-    board.take([stack(5.0, 0), event("restart", 5.5, ranks=[0]), stack(5.6, 1)], 6.0, 3.0)
+    board.apply([stack(5.0, 0), event("restart", 5.5, ranks=[0]), stack(5.6, 1)], 6.0, 3.0)
     assert list(board.where()) == [1]
 
 

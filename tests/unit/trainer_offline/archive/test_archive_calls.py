@@ -117,7 +117,7 @@ def test_devices_are_compared_with_those_of_their_model_as_live(by, tmp_path):
     for part in (job, between(job, NOON_S, NOON_S + 1.0)):
         samples = RecordedSamples.of(part)
         samples.until_s = np.inf
-        (family,) = samples.take()
+        (family,) = samples.pop_new()
         found = {(who.node, role) for who, role in zip(family.entities, family.roles, strict=True)}
         assert found == {("n0", "H200"), ("n1", "B200")}
 

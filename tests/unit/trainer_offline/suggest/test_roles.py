@@ -105,7 +105,7 @@ def test_devices_without_ranks_and_with_gaps_are_told_apart_by_metrics(tmp_path:
     frame.to_csv(tmp_path / "metrics.csv", index=False)
     series = entity_series(read_levels_of(tmp_path))
     assert series is not None
-    assert series.told == ("gpu_power_watts",)
+    assert series.names_of_lanes == ("gpu_power_watts",)
     assert propose(series).labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 

@@ -113,7 +113,7 @@ def test_buffers_give_the_oldest_head_and_keep_each_partitions_order(parts: list
         heads = [queue[len(taken[one])].timestamp for one, queue in queues.items() if len(taken[one]) < len(queue)]
         assert raw.timestamp == min(heads)
         assert buffers.first_offset(partition) == raw.offset
-        assert buffers.take() is raw
+        assert buffers.pop_all() is raw
         taken[partition].append(raw.offset)
     assert taken == {partition: list(range(len(queue))) for partition, queue in queues.items()}
     assert not buffers
@@ -127,10 +127,10 @@ def test_buffers_are_full_by_bytes_and_by_records_and_forget(monkeypatch: pytest
     buffers.add("many", [SimpleNamespace(timestamp=1, value=None, offset=7)] * 3)
     buffers.add("large", [SimpleNamespace(timestamp=9, value=b"x" * 100, offset=0)])
     assert buffers.full() == {"many", "large"}
-    buffers.take()
+    buffers.pop_all()
     assert buffers.full() == {"large"}
     buffers.keep_only({"few"})
-    assert (buffers.full(), buffers.first_offset("many"), buffers.take().timestamp) == (set(), None, 5)
+    assert (buffers.full(), buffers.first_offset("many"), buffers.pop_all().timestamp) == (set(), None, 5)
 
 
 @pytest.mark.parametrize(("timestamp_type", "stamped"), [(0, False), (1, True)])

@@ -27,7 +27,7 @@ ON_N1 = incident(suspects=(Suspect(score=0.9, reason="r", node="n1"), Suspect(sc
 )
 def test_over_which_incident_it_lies(of, lies):
     silences = Silences()
-    silences.take(silence("ann", NOW_S, NOW_S + 10.0, **of), 0)
+    silences.apply(silence("ann", NOW_S, NOW_S + 10.0, **of), 0)
     assert (silences.over(ON_N1, NOW_S) is not None) == lies
     assert silences.over(ON_N1, NOW_S + 10.0) is None
 
@@ -37,16 +37,16 @@ def test_the_newest_word_stands_in_whatever_order_they_come():
     for order in ([(long, 1), (ended, 2)], [(ended, 2), (long, 1)]):
         silences = Silences()
         for word, offset in order:
-            silences.take(word, offset)
+            silences.apply(word, offset)
         silences.forget(NOW_S + 60.0)
         assert silences.over(ON_N1, NOW_S) is None
 
 
 def test_an_old_silence_is_forgotten():
     silences = Silences()
-    silences.take(silence("ann", NOW_S, NOW_S + 9.0, job="j"), 5)
+    silences.apply(silence("ann", NOW_S, NOW_S + 9.0, job="j"), 5)
     silences.forget(NOW_S + 90_000.0)
-    silences.take(silence("ann", NOW_S, NOW_S + 200_000.0, job="j"), 4)
+    silences.apply(silence("ann", NOW_S, NOW_S + 200_000.0, job="j"), 4)
     assert silences.standing(NOW_S) != []
 
 

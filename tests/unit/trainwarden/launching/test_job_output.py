@@ -64,7 +64,7 @@ def test_a_log_stays_below_its_limit_and_says_so_once(tmp_path: Path) -> None:
     log, keeper = tmp_path / "job.log", LogWriter(limit_bytes=1000)
     for number in range(100):
         keeper.keep(log, f"line {number:04d}\n".encode())
-        keeper.settle(10.0)
+        keeper.flush(10.0)
     keeper.close()
     (sentence,) = keeper.news()
     assert "its oldest half goes" in sentence
@@ -92,7 +92,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     keeper = LogWriter(queue_bytes=1000)
     for _ in range(10):
         keeper.keep(stuck, b"x" * 300)
-    assert not keeper.settle(0.0)
+    assert not keeper.flush(0.0)
     sentence, loss = keeper.news()
     assert "does not keep up" in sentence
     assert loss.startswith("2,100 bytes")

@@ -101,7 +101,7 @@ def test_megatron_says_all_but_what_is_left() -> None:
     layout = claims(MEGATRON + " --expert-model-parallel-size 8 --num-experts 64")
     assert layout is not None
     assert layout.whole
-    assert layout.said() == "tp 8 x pp 4 x dp 4; expert 8; from Megatron arguments"
+    assert layout.summary() == "tp 8 x pp 4 x dp 4; expert 8; from Megatron arguments"
     assert [one.partition(":")[0] for one in layout.uneven] == ["experts (MoE)"]
     assert layout.order == ("tp", "cp", "dp", "pp")
 
@@ -140,7 +140,7 @@ def test_sizes_that_do_not_divide_the_ranks_are_said() -> None:
     assert layout is not None
     assert not layout.whole
     assert layout.contradictions == ("tp 8 x cp 1 x pp 4 do not divide 100 ranks",)
-    assert "contradiction: " in layout.said()
+    assert "contradiction: " in layout.summary()
 
 
 def test_a_product_that_is_not_the_world_is_said() -> None:
@@ -204,7 +204,7 @@ def test_a_device_mesh_that_shares_the_model_out() -> None:
     layout = joined([(r, Claim(source="groups", world_size=8, started_s=1.0, groups=t)) for r, t in texts.items()])
     assert layout is not None
     assert layout.whole
-    assert layout.said() == "tp 2 x pp 1 x dp 4; from process groups"
+    assert layout.summary() == "tp 2 x pp 1 x dp 4; from process groups"
     assert layout.uneven[0].startswith("FSDP")
 
 
@@ -218,7 +218,7 @@ def test_torchtitan_reads_its_file_and_what_is_said_over_it() -> None:
     assert [one.partition(":")[0] for one in claim.uneven.split("; ")] == ["FSDP", "interleaved pipeline"]
     layout = joined([(0, claim)])
     assert layout is not None
-    assert layout.said() == "tp 2 x pp 2 x dp 8; from torchtitan arguments"
+    assert layout.summary() == "tp 2 x pp 2 x dp 8; from torchtitan arguments"
 
 
 def test_torchtitan_by_arguments_alone_says_no_more_than_they_do() -> None:
@@ -228,7 +228,7 @@ def test_torchtitan_by_arguments_alone_says_no_more_than_they_do() -> None:
     layout = joined([(0, claim)])
     assert layout is not None
     assert not layout.whole
-    assert layout.said() == "tp 2; context and data and pipeline not known; from torchtitan arguments"
+    assert layout.summary() == "tp 2; context and data and pipeline not known; from torchtitan arguments"
 
 
 @pytest.mark.parametrize(("stage", "named"), [(0, ""), (1, ""), (2, "ZeRO-2"), (3, "ZeRO-3")])
@@ -273,11 +273,11 @@ def test_over_the_bus_in_any_order_and_number() -> None:
     events = [event(claim, rank) for rank, claim in group_claims(sizes, AXES)] + [event(told(8, tp=2, cp=1, pp=2))]
     boards = [LayoutBoard() for _ in range(2)]
     for one in events:
-        assert boards[0].take(one)
+        assert boards[0].apply(one)
     for one in [*reversed(events), *events]:
-        boards[1].take(one)
+        boards[1].apply(one)
     assert boards[0].layout() == boards[1].layout()
-    assert boards[0].layout().said() == "tp 2 x pp 2 x dp 2; from settings and process groups"  # type: ignore[union-attr]
+    assert boards[0].layout().summary() == "tp 2 x pp 2 x dp 2; from settings and process groups"  # type: ignore[union-attr]
     kept = LayoutBoard()
     kept.restore(boards[0].state())
     assert kept.layout() == boards[0].layout()
@@ -285,13 +285,13 @@ def test_over_the_bus_in_any_order_and_number() -> None:
 
 def test_a_new_attempt_forgets_the_words_of_the_one_before() -> None:
     board = LayoutBoard()
-    board.take(event(told(8, tp=2, cp=1, pp=2), node="gone"))
-    board.take(event(msgspec.structs.replace(told(8, tp=4, cp=1, pp=1), started_s=5000.0), node="here"))
+    board.apply(event(told(8, tp=2, cp=1, pp=2), node="gone"))
+    board.apply(event(msgspec.structs.replace(told(8, tp=4, cp=1, pp=1), started_s=5000.0), node="here"))
     layout = board.layout()
     assert layout is not None
     assert layout.whole
     assert layout.sizes["tp"] == 4
-    board.take(event(told(8, tp=1, cp=1, pp=1), node="here"))  # late
+    board.apply(event(told(8, tp=1, cp=1, pp=1), node="here"))  # late
     assert board.layout() == layout
 
 
@@ -308,7 +308,7 @@ def test_a_new_attempt_forgets_the_words_of_the_one_before() -> None:
 def test_damage_is_passed_over(fields: dict[str, object]) -> None:
     board = LayoutBoard()
     damaged = EventRecord(id="e", job="j", node="n", time_s=1.0, kind="parallel_layout", rank=0, fields=fields)  # type: ignore[arg-type]
-    assert board.take(damaged)
+    assert board.apply(damaged)
     assert board.layout() is None
 
 

@@ -44,7 +44,7 @@ def nodes(
         for topic, from_s in ((COMMANDS, None), (INCIDENTS, None), (ACTIONS, None), (HEARTBEATS, now_s - HEARD_S)):
             messages = connected.read(topic, from_time_s=from_s)
             for message in heard(messages, settings) if topic is COMMANDS else messages:
-                states.take(message.record, message.time_s)
+                states.apply(message.record, message.time_s)
     why_not = _ask_launcher(states, settings, now_s)
     told = [one for one in states.objects(now_s) if node in (None, one["node"])]
     for one in told:

@@ -20,7 +20,7 @@ def first_rise(values: Floats, *leave_out: Mechanism, stride: int = 1) -> int | 
     levels.resize(1)
     for seq, x in enumerate(values):
         row = np.array([x])
-        levels.calibrate(seq, levels.take(seq, row))
+        levels.calibrate(seq, levels.observe(seq, row))
         levels.mark(seq)
         levels.follow(row)
         if rises.candidates(seq, ONE, np.array([stride]), levels):
@@ -68,7 +68,7 @@ def test_a_series_is_back_when_its_newest_values_are_near_the_baseline() -> None
     levels, reliefs = Levels(Thresholds()), RecoveryProposer(Thresholds(), DriftConfig())
     levels.resize(1)
     for seq, x in enumerate(np.r_[noisy(60), noisy(15, seed=1) + 0.02]):
-        levels.calibrate(seq, levels.take(seq, np.array([x])))
+        levels.calibrate(seq, levels.observe(seq, np.array([x])))
     levels.level[0], levels.raised_since[0] = 0.3, 40
     ((series, level),) = reliefs.candidates(74, ONE, levels)
     assert series == 0

@@ -22,7 +22,7 @@ def levels_after(values: Floats) -> Levels:
     levels.resize(1)
     for seq, x in enumerate(values):
         row = np.array([x])
-        levels.calibrate(seq, levels.take(seq, row))
+        levels.calibrate(seq, levels.observe(seq, row))
         levels.mark(seq)
         levels.follow(row)
     return levels

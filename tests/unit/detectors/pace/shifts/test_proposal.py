@@ -22,9 +22,9 @@ def after(
     proposal.resize(rows.shape[1])
     known = np.zeros(rows.shape[1], dtype=np.bool_)
     for seq, row in enumerate(rows):
-        known = levels.take(seq, row)
+        known = levels.observe(seq, row)
         proposal.replay(levels.calibrate(seq, known), levels)
-        proposal.take(row, levels)
+        proposal.observe(row, levels)
         levels.follow(row)
     return proposal, proposal.candidates(known, levels, np.full(rows.shape[1], shortest))
 

@@ -37,7 +37,7 @@ def heard(address: str) -> Silences:
     bus, known = EmbeddedBus(address.partition(":")[2]), Silences()
     for message in bus.read(COMMANDS):
         assert isinstance(message.record, CommandRecord)
-        known.take(message.record, message.offset)
+        known.apply(message.record, message.offset)
     bus.close()
     return known
 
