@@ -48,8 +48,8 @@ ITERATION_HEALTHY: Final = Family(
     "trainwarden_iteration_healthy_seconds", "gauge", (_JOB,), "Median iteration time while no incident was open."
 )
 STEP: Final = Family("trainwarden_job_step", "gauge", (_JOB,), "Highest step that any rank has finished.")
-RANKS: Final = Family("trainwarden_job_ranks", "gauge", (_JOB,), "Ranks that have told something.")
-NODES: Final = Family("trainwarden_job_nodes", "gauge", (_JOB,), "Nodes that have told something.")
+RANKS: Final = Family("trainwarden_job_ranks", "gauge", (_JOB,), "Ranks that have reported.")
+NODES: Final = Family("trainwarden_job_nodes", "gauge", (_JOB,), "Nodes that have reported.")
 RANK_COMPUTE: Final = Family(
     "trainwarden_rank_compute_seconds",
     "gauge",

@@ -132,7 +132,7 @@ class JobOverview:
 
     @property
     def ranks(self) -> int:
-        """Ranks that have told something."""
+        """Ranks that have reported."""
         return len(set(self.pace.ranks) | {rank for beat in self.nodes.values() for rank in beat.ranks})
 
     def _seen(self, time_s: float) -> None:

@@ -29,7 +29,7 @@ def test_roles_are_proposed_and_written_once(tmp_path: Path, capsys: pytest.Capt
     assert (found["count"], [role["role"] for role in found["roles"]]) == (2, ["role0", "role1"])
     assert found["roles"][1]["entities"] == ["rank 3", "rank 4", "rank 5"]
     assert found["roles"][1]["levels"]["compute_s"] == pytest.approx(1.4, abs=0.05)
-    assert "j: 2 roles of 6, told apart throughout by compute_s" in capsys.readouterr().out
+    assert "j: 2 roles of 6, distinguished throughout by compute_s" in capsys.readouterr().out
     assert not (data / "job.toml").exists()
     roles(data, write=True)
     assert (data / "job.toml").read_text() == '[roles]\nrole0 = "0-2"\nrole1 = "3-5"\n'
