@@ -53,6 +53,12 @@ _DURATIONS: Final = frozenset({
     "s_per_it", "time_per_iter", "elapsed_time_per_iter", "step_time_s", "global_step_time", "step_time_sec",
     "time/step", "iteration_time_s", "wall_time_per_step", "train_batch_time",
 })  # fmt: skip
+# What a step's time is made of, by the words that trainers have for it; `*_time` as well.
+_PARTS: Final = {
+    "compute": "compute_s", "computation": "compute_s", "forward_backward": "compute_s", "fwd_bwd": "compute_s",
+    "wait": "wait_s", "comm": "wait_s", "communication": "wait_s", "allreduce": "wait_s", "all_reduce": "wait_s",
+    "pause": "pause_s",
+}  # fmt: skip
 _RATES: Final = frozenset({
     "steps_per_second", "steps_per_sec", "iterations_per_second", "it_s", "it/s", "iter_per_sec", "steps/s",
     "train_steps_per_second", "batches_per_second", "batches_per_sec", "global_step/sec", "global_steps_per_sec",
@@ -62,6 +68,7 @@ _RATES: Final = frozenset({
 })  # fmt: skip
 _UNIT: Final = re.compile(r"\s{0,4}[\[(]\s{0,2}([A-Za-z°µ%/]{1,16})\s{0,2}[\])]\s{0,4}$")
 _SUFFIX: Final = re.compile(r"_(mhz|ghz|watts?|percent(?:age)?|pct|mib|gib|celsius|ms|milliseconds|us|ns|seconds|sec)$")
+_TIME: Final = re.compile(r"(_time)?(_s|_ms|_milliseconds|_us|_ns|_seconds|_sec)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +204,25 @@ def duration_factor(name: str) -> float | None:
             said = UNITS.get(unit)
             return said[1] if said is not None and said[0] == "seconds" else 1.0
     return None
+
+
+def part_factor(name: str) -> tuple[str, float | None] | None:
+    """Which part of a step a column holds, and what makes seconds of its values; None if it holds none.
+
+    Without a unit in the name the factor is None: that of the step's whole duration.
+
+    Examples
+    --------
+    >>> part_factor("compute_ms"), part_factor("timing/comm_time [us]"), part_factor("wait_s"), part_factor("compute")
+    (('compute_s', 0.001), ('wait_s', 1e-06), ('wait_s', 1.0), None)
+    """
+    bare = _last(name)
+    match = _TIME.search(bare)
+    unit = UNITS.get(unit_of(name)) or (("seconds", 1.0) if bare.endswith("_s") else None)
+    part = _PARTS.get(bare[: match.start()]) if match is not None else None
+    if part is None or (unit is None and not bare.endswith("_time")) or (unit is not None and unit[0] != "seconds"):
+        return None
+    return part, None if unit is None else unit[1]
 
 
 def is_rate(name: str) -> bool:

@@ -18,9 +18,9 @@ from trainwarden.formats.table import Table
 from trainwarden.recorded.job import Floats, LogTable
 
 DERIVED: Final = "step times"  # that follow from something else, as notes of them begin
+_TAKEN_MS: Final = "taken for milliseconds: rows are so far apart"
 PAUSE: Final = 8.0  # times the usual distance of rows: an evaluation or a restart lies between
-_PARTS: Final = {"compute_s": "compute_s", "compute_time": "compute_s", "wait_s": "wait_s", "wait_time": "wait_s",
-                 "pause_s": "pause_s"}  # fmt: skip
+_CLOCKS: Final = ("_runtime", "elapsed_time")  # a run's own, in seconds or as h:mm:ss
 _NORMS: Final = ("grad_norm", "gnorm", "grad norm", "gradient_norm", "global_grad_norm", "total_grad_norm")
 _APART: Final = re.compile(r"[^a-z0-9]+")
 _NO_NUMBERS: Final = ("nan", "-nan", "inf", "-inf", "infinity", "-infinity")
@@ -40,7 +40,8 @@ def steps_found(table: Table, roles: Roles, times: Floats | None) -> Found | Non
         if column in (roles.time, roles.step, roles.date):
             continue
         if roles.duration == column or _of_interest(str(column)):
-            numbers = Numbers(table.frame[column].tolist(), comma=table.comma)
+            cells = table.frame[column].tolist()
+            numbers = Numbers(_seconds(cells) if column in _CLOCKS else cells, comma=table.comma)
             values: object = numbers.values
             if is_loss(str(column)):
                 values = _losses_of(table.frame[column].tolist(), numbers.values)
@@ -64,11 +65,19 @@ def _losses_of(cells: list[object], values: Floats) -> list[object]:
     return found
 
 
+def _seconds(cells: list[object]) -> list[object]:
+    """Clock readings such as ``1 day, 0:03:20`` in seconds; others are left as they are."""
+    found = []
+    for cell in cells:
+        passed = pd.to_timedelta(cell, errors="coerce") if isinstance(cell, str) and ":" in cell else pd.NaT
+        found.append(cell if passed is pd.NaT else passed.total_seconds())
+    return found
+
+
 def _of_interest(name: str) -> bool:
-    bare = names.plain(name)
     return (
         names.duration_factor(name) is not None or names.is_rate(name) or is_loss(name)
-        or bare in _PARTS or bare in ("steps", "_runtime")
+        or names.part_factor(name) is not None or names.plain(name) in ("steps", *_CLOCKS)
     )  # fmt: skip
 
 
@@ -106,9 +115,11 @@ def steps_from(frame: pd.DataFrame, notes: list[str]) -> Found | None:
         for name in ("time_s", "rank", "node", "steps"):
             if name in frame.columns:
                 columns[name] = frame[name].to_numpy()
+        scale = 1e-3 if note.endswith(_TAKEN_MS) else 1.0
         for column in frame.columns:
-            if (part := _PARTS.get(names.plain(str(column)))) is not None:
-                columns[part] = frame[column].to_numpy()
+            if (found_part := names.part_factor(str(column))) is not None:
+                part, factor = found_part
+                columns[part] = frame[column].to_numpy() * (scale if factor is None else factor)
         if (iterations := iteration_table(pd.DataFrame(columns))) is not None:
             found.iterations.append(replace(iterations, notes=(DERIVED,) if note.startswith(DERIVED) else ()))
     return found if found.iterations or found.logs else None
@@ -120,7 +131,7 @@ def _durations(frame: pd.DataFrame) -> tuple[Floats | None, str]:
         if factor is not None and np.isfinite(frame[column]).sum() > 1:
             values = frame[column].to_numpy(np.float64) * factor
             if factor == 1.0 and _milliseconds(frame, values):
-                return values * 1e-3, f"{column} taken for milliseconds: rows are so far apart"
+                return values * 1e-3, f"{column} {_TAKEN_MS}"
             return values, ""
     for column in frame.columns:
         if names.is_rate(str(column)) and np.isfinite(frame[column]).sum() > 1:
@@ -150,7 +161,7 @@ def _milliseconds(frame: pd.DataFrame, values: Floats) -> bool:
 
 def _between(frame: pd.DataFrame) -> Floats | None:
     """Time for each step since the row before, NaN where a pause lies between; by the run's clock or the wall's."""
-    clock = next((one for one in ("_runtime", "time_s") if one in frame.columns), None)
+    clock = next((one for one in (*_CLOCKS, "time_s") if one in frame.columns), None)
     if clock is None or len(frame) < 3 or "rank" in frame.columns:
         return None
     passed = np.diff(frame[clock].to_numpy(np.float64), prepend=np.nan)

@@ -250,3 +250,25 @@ def test_series_of_trackers_are_named_as_each_of_them_names_them(tmp_path: Path)
         assert iterations is not None
         assert iterations.duration_s.tolist() == [1.5] * 9
     assert len(read_job(tmp_path / "lightning.csv").logs[0].lines) == 9
+
+
+def test_parts_of_a_step_are_read_in_their_units(tmp_path: Path) -> None:
+    lines = [f"{step},{rank},250.0,{200 + rank}.0,{50 - rank}.0" for step in range(4) for rank in range(2)]
+    put(tmp_path, "steps.csv", "\n".join(["step,rank,step_time_ms,compute_ms,comm_time_ms", *lines]))
+    table = read_job(tmp_path).iterations
+    assert table is not None
+    np.testing.assert_allclose(table.duration_s, 0.25)
+    np.testing.assert_allclose(table.compute_s[table.rank == 1], 0.201)
+    np.testing.assert_allclose(table.wait_s[table.rank == 1], 0.049)
+
+
+def test_a_runs_own_clock_in_hours_minutes_and_seconds_gives_step_times(tmp_path: Path) -> None:
+    clock = ["0:00:20", "0:00:40", "0:01:00", "1 day, 0:00:20", "1 day, 0:00:40"]
+    lines = [
+        json.dumps({"current_steps": 10 * row, "loss": 2.5, "elapsed_time": text, "remaining_time": "0:10:00"})
+        for row, text in enumerate(clock, 1)
+    ]
+    put(tmp_path, "trainer_log.jsonl", "\n".join(lines))
+    table = read_job(tmp_path).iterations
+    assert table is not None
+    np.testing.assert_allclose(table.duration_s, 2.0)  # a day between two rows is a pause
