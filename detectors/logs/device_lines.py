@@ -20,10 +20,12 @@ _DEVICES: Final = (
     re.compile(r"S?Xid \((?:PCI:)?([0-9a-fA-F:.]{4,32})\)"),
     re.compile(r"\b(?:mlx5_core|efa|amdgpu|nvidia|bnxt_en|ice|i40e|ixgbe) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"),  # noqa: E501
     re.compile(r"\b((?:mlx5|bnxt_re|irdma|rdmap[0-9]{1,3}s[0-9]{1,3}|rocep?[0-9a-z]{0,12}|ibp?[0-9a-z]{1,12})_?[0-9]{0,3}):[0-9]{1,3}\b"),
-    re.compile(r"\bGPU ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"),
+    re.compile(r"\bGPU ((?:[0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\.[0-7]"),
     re.compile(r"\b(nvme[0-9]{1,3})n?[0-9]{0,3}\b"),
     re.compile(r"\b((?:eth|ib|bond|en[ospx])[0-9][0-9a-z]{0,14}): "),
 )  # fmt: skip
+_GPUS: Final = (_DEVICES[0], _DEVICES[3])
+_ADDRESS: Final = re.compile(r"(?:[0-9a-fA-F]{4})?([0-9a-fA-F]{4}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?")
 _DETAILS: Final = ("Severity ", "Data {")  # further lines of the SXid before, which says Fatal or Non-fatal
 # Xids whose line carries the driver's own severity (NVLink 5, R570 and newer).
 _SAYS_SEVERITY: Final = frozenset(range(144, 151))
@@ -41,10 +43,16 @@ def device_of(line: str) -> str | None:
     --------
     >>> device_of("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."), device_of("step 1")
     ('0000:3b:00', None)
+    >>> device_of("NVRM: Xid (PCI:00000000:3B:00.0): 79, lost"), device_of("NVRM: GPU 0000:3b:00.0: fallen off the bus")
+    ('0000:3b:00', '0000:3b:00')
     >>> device_of("mlx5_core 0000:a8:00.0 ens3: Link down"), device_of("NET/IB : mlx5_3:1 Got async event : port error")
     ('0000:a8:00.0', 'mlx5_3')
     """
-    return next((match[1] for pattern in _DEVICES if (match := pattern.search(line))), None)
+    found = next(((pattern, match[1]) for pattern in _DEVICES if (match := pattern.search(line))), None)
+    if found is None or found[0] not in _GPUS:
+        return None if found is None else found[1]
+    address = _ADDRESS.fullmatch(found[1])  # the driver writes it in three ways: one GPU is one suspect
+    return found[1] if address is None else f"{address[1]}:{address[2]}".lower()
 
 
 def as_said(rule: LogRule, line: str) -> LogRule:

@@ -37,6 +37,8 @@ _SEEN_ON: Final = (
     re.compile(r"[Dd]evice:? (?P<device>[0-9]{1,3}), node:? (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,62})"),
     re.compile(r"\bnode:? (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,62}), device:? (?P<device>[0-9]{1,3})"),
 )
+_STALL: Final = "horovod.stall"
+_MISSING_RANK: Final = re.compile(r"(\d{1,6}): \[")  # Horovod lists the tensors that a rank has not submitted
 _NON_FINITE: Final = "numeric.non_finite"
 _ENDS_NOTHING: Final = frozenset({"host_contention", "slow_link", "log_storm"})  # what a job survives
 
@@ -158,8 +160,13 @@ class _Reader:
         if ending is not None:
             self._ended(attempt, order, where[0], rank, ending)
             return
+        if attempt.stalls and (match := _MISSING_RANK.match(line)):
+            attempt.stalls[-1][1].add(int(match[1]))
+            return
         rule = self._rules.match(line)
-        if rule is not None:
+        if rule is not None and rule.id == _STALL:
+            attempt.stalls.append((order, set()))  # its writer is the coordinator, who waits like the others
+        elif rule is not None:
             rule = as_said(rule, line)
             self._said(attempt, order, where, line, rule)
 

@@ -79,6 +79,7 @@ class Attempt:
 
     causes: list[Cause] = field(default_factory=list)
     followed: list[tuple[Order, str]] = field(default_factory=list)  # consequences that are no warnings
+    stalls: list[tuple[Order, set[int]]] = field(default_factory=list)  # and the ranks that have not submitted
     warned: bool = False
     fallen: list[Cause] = field(default_factory=list)  # ranks that ended by an exception that tells of another's end
     ends: list[tuple[Order, Ending, int | None]] = field(default_factory=list)
@@ -92,7 +93,8 @@ class Attempt:
 
     @property
     def eventful(self) -> bool:
-        return bool(self.causes or self.followed or self.ends or self.devices or self.stopped_by or self.warned)
+        told = self.causes or self.followed or self.ends or self.devices or self.stalls
+        return bool(told or self.stopped_by or self.warned)
 
 
 def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
@@ -108,6 +110,8 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
     if first is None:
         if attempt.devices and attempt.followed:
             return Verdict(None, "a device or node failed", _since_s(attempt, now_s), explained=True)
+        if attempt.stalls and at_end:
+            return _by_stall(attempt)
         quiet = attempt.warned and not attempt.followed and not attempt.devices
         return Verdict(None, "nothing but warnings", now_s) if quiet else _by_waiting(attempt, now_s, at_end=at_end)
     if attempt.stopped_by is not None and attempt.stopped_by < first:
@@ -116,7 +120,8 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
         return Verdict(None, "a device or node failed", _since_s(attempt, now_s), explained=True)
     if attempt.causes:
         return _by_cause(attempt, failed, now_s, at_end=at_end)
-    return _by_ending(attempt, failed, now_s) or _by_waiting(attempt, now_s, at_end=at_end)
+    found = _by_ending(attempt, failed, now_s) or _by_waiting(attempt, now_s, at_end=at_end)
+    return found or (_by_consequences(attempt, failed) if at_end else None)
 
 
 def _since_s(attempt: Attempt, now_s: float) -> float:
@@ -176,6 +181,30 @@ def _by_ending(attempt: Attempt, failed: Ends, now_s: float) -> Verdict | None:
         rule=_MEANS.get(ending.signal or 0, "process.exit"), kind="crash", severity="sev2",
     )  # fmt: skip
     return Verdict(cause, "", order[0])
+
+
+def _by_consequences(attempt: Attempt, failed: Ends) -> Verdict | None:
+    """A process ended, and only consequences of another end were logged: the job is dead, and no rank is blamed."""
+    if not attempt.followed:
+        return None
+    order, line = min(attempt.followed)
+    cause = Cause(
+        order=order, rank=None, node=None, file="", line=f"{failed[0][1].id}: a process failed, after: {line[:160]}",
+        rule="process.exit", kind="crash", severity="sev2",
+    )  # fmt: skip
+    return Verdict(cause, "only consequences are seen", order[0])
+
+
+def _by_stall(attempt: Attempt) -> Verdict:
+    """The coordinator waits to the end of the log for ranks that have not submitted what the others have."""
+    first, ranks = min(one for one, _ in attempt.stalls), sorted(attempt.stalls[-1][1])
+    who = f"{'rank' if len(ranks) == 1 else 'ranks'} {_listed(ranks)}" if ranks else "some ranks"
+    cause = Cause(
+        order=first, rank=ranks[0] if len(ranks) == 1 else None, node=None, file="",
+        line=f"{who} did not submit tensors that the other ranks wait for", rule="horovod.stall", kind="hang",
+        severity="sev2",
+    )  # fmt: skip
+    return Verdict(cause, "", first[0])
 
 
 def _by_waiting(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:

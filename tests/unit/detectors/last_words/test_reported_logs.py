@@ -95,3 +95,26 @@ def test_a_zone_by_name_belongs_to_the_stamp(tmp_path: Path) -> None:
     lines = raised(1, "ZeroDivisionError: division by zero", "2026-11-04 04:05:06.101 UTC [default{rank}]:")
     ended = "2026-11-04 04:05:08.101 UTC E1104 04:05:08.101000 12 torch/api.py:882] failed (exitcode: 1) local_rank: 1 (pid: 99) of binary: x"  # noqa: E501
     assert only(tmp_path, *lines, ended) == ("exception", 1)
+
+
+STALL = "[1,0]<stderr>:[2026-11-04 09:12:44.118531: W horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds."  # noqa: E501
+MISSING = ("[1,0]<stderr>:Missing ranks:", "[1,0]<stderr>:3: [grads_1_0, grads_2_0 ...]")
+STEPS = [f"[1,0]<stdout>:step {step} loss 2.31" for step in range(100, 106)]
+
+
+def test_a_stall_that_horovod_reports_blames_the_missing_rank_and_not_the_coordinator(tmp_path: Path) -> None:
+    assert only(tmp_path, *STEPS, STALL, *MISSING) == ("hang", 3)
+
+
+def test_a_stall_with_several_missing_ranks_names_none(tmp_path: Path) -> None:
+    assert only(tmp_path, *STEPS, STALL, *MISSING, "[1,0]<stderr>:5: [grads_1_0 ...]") == ("hang", None)
+
+
+def test_a_stall_that_the_job_outlives_is_no_incident(tmp_path: Path) -> None:
+    assert not judged(tmp_path, {"logs.txt": [STALL, *MISSING, *STEPS]})
+
+
+def test_a_job_that_ends_after_nothing_but_consequences_is_dead_and_blames_no_rank(tmp_path: Path) -> None:
+    polled = "2026-11-04 09:12:44.118531: E coordination_service_agent.cc:525] Polled an error from the coordination service: UNAVAILABLE: failed to connect to all addresses; ipv4:10.0.0.5:8476: Connection refused"  # noqa: E501
+    fatal = "2026-11-04 09:12:44.118600: F client.h:80] Terminating process because the JAX distributed service detected fatal errors."  # noqa: E501
+    assert only(tmp_path, *STEPS, polled, fatal) == ("crash", None)
