@@ -114,7 +114,8 @@ class IterationThreshold:
     def _follow(self, duration_s: float, quiet: bool) -> None:
         self._steps += 1
         if self._steps <= self._config.warm_up:  # the very first steps are slow everywhere
-            self._average_s = duration_s if self._steps == 1 else min(self._average_s, duration_s)
+            # The first may have begun before the hook came in: it counts only until there is another.
+            self._average_s = duration_s if self._steps <= 2 else min(self._average_s, duration_s)
             return
         self._slowest_s = max(0.8 * self._slowest_s, duration_s)
         if quiet:

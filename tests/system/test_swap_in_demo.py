@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.training_data import MODELS
 from trainwarden.cli.run.demo_job import Demo
 from trainwarden.cli.run.demo_live import LiveView
 from trainwarden.cli.run.demo_plan import DemoPlan
+from trainwarden.cli.run.job_here import JobHere
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.shared.output import Voice
 from trainwarden.detectors.metrics.bundle.members import VoteConfig
@@ -94,11 +96,15 @@ def swapped(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> tup
         "TRAINWARDEN_DETECTION_MODELS_EVERY_S": "1.0",
     }
     voice = Voice()
-    with JobRun(settings, own_services=("agent", "detector", "engine"), overrides=overrides) as run:
-        one = SwappingDemo(plan, run, voice, LiveView(plan.ranks, voice))
+    services = ("agent", "detector", "engine")
+    with (
+        closing(JobHere(settings, plan.ranks, plan.mode)) as job,
+        JobRun(settings, own_services=services, overrides=overrides, prepare=job.serve) as run,
+    ):
+        one = SwappingDemo(plan, run, job, voice, LiveView(plan.ranks, voice))
         one.registry = registry
         code = one.carry_out()
-        assert code == 0, (folder / "services" / "supervise.log").read_text()[-3000:]
+        assert code == 0, _tail(folder)
         found = [one.record for one in run.bus.read(VERDICTS)]
     for incident in one.run.follower.view.incidents.values():
         print(incident.kind, incident.suspects, incident.opened_at_s, incident.reason, incident.opened_step)

@@ -53,7 +53,7 @@ class Measurement:
     ) -> None:
         self._target, self._log = place.run_dir / rundir.VALIDATION, place.run_dir / rundir.VALIDATION_LOG
         self._target.unlink(missing_ok=True)
-        command = [sys.executable, "-I", "-S", str(EXEC), str(os.getpid())]
+        command = [sys.executable, "-I", "-S", str(EXEC), "exec", str(os.getpid())]
         command += [sys.executable, "-P", "-m", "trainwarden.cli.main", "validate", "--nproc", str(place.ranks)]
         command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told", *words]
         own = {**(os.environ if environ is None else environ), "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1"}

@@ -11,7 +11,7 @@ from tests.unit.detectors.detection_streams import Job, event
 from trainwarden.detectors.job.state import JobState
 from trainwarden.detectors.pace.hang import HangConfig, HangWatch, hang_vote
 from trainwarden.detectors.pace.iteration_threshold import IterationThreshold
-from trainwarden.records import MetricsRecord
+from trainwarden.records import IterationRecord, MetricsRecord
 
 STEP_S = 0.3
 Beat = Callable[[float], Mapping[str, Any]]  # what the ranks say so long after their last step
@@ -273,3 +273,18 @@ def test_the_settings_of_the_plug_in_are_flat() -> None:
     again = IterationThreshold(config)
     again.restore(detector.state())
     assert again.state() == detector.state()
+
+
+def test_a_first_step_that_began_before_it_was_measured_is_no_measure_of_the_others() -> None:
+    """The hook comes in at a script's first mark: that step takes a fraction of a millisecond by its clock."""
+    durations_s = (0.0005, *(0.05,) * 29)
+    ends_s = tuple(1_000_000.0 + 0.05 * step for step in range(30))
+    state, detector = JobState("job"), IterationThreshold(IterationThreshold.Config())
+    state.feed(
+        IterationRecord(
+            job="job", node="n", rank=0, incarnation="a", steps=tuple(range(30)), end_s=ends_s, duration_s=durations_s
+        )
+    )
+    window = state.window(ends_s[-1] + 0.1)
+    detector.update(window)
+    assert detector.score(window).opinion == "normal"
