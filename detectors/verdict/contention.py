@@ -39,6 +39,7 @@ LASTING_S: Final = 30.0  # the pace of a shared machine wanders: what is shorter
 ERRORS: Final = 3.0  # standard errors that growth of CPU time must be above none
 SPLITS_S: Final = (10.0, 20.0, 30.0, 45.0)  # ago: other beginnings that are tried
 LATER_S: Final = 3.0  # seconds by which a beginning must be later to be told instead
+RISEN: Final = 0.02  # of the time: waits that have risen by less are as they were
 ALONE: Final = 0.2  # of the time, and twice: so much longer than each other rank of its host waits one that is starved
 LEAST_OTHERS: Final = 2  # ranks of the same host beside which that is seen
 _KINDS: Final = frozenset({"slow_compute", "slow_job", "metric_anomaly"})
@@ -116,6 +117,8 @@ def _of_job(vote: Vote, onset_s: float, window: Window, ranks: RankSeconds) -> V
         return _calm(vote, "all ranks have ended")
     busiest = _busiest(window, ranks)
     if not busiest:
+        return vote
+    if vote.verified and _busy_as_ever(onset_s, window, ranks):
         return vote
     if window.end_s - onset_s < LASTING_S:
         return _calm(vote, f"{busiest}; how long that lasts remains to be seen")
@@ -225,6 +228,20 @@ def _levels(onset_s: float, window: Window, ranks: RankSeconds) -> _Levels | Non
     before = ranks.lost(ranks.between(onset_s - LEVEL_S, onset_s))
     now = ranks.lost(ranks.between(max(onset_s, window.end_s - LEVEL_S)))
     return _Levels(float(np.median(before_s)), float(np.median(now_s)), before, now)
+
+
+def _busy_as_ever(onset_s: float, window: Window, ranks: RankSeconds) -> bool:
+    """True if no rank waits longer for a processor than it did: what has not changed explains no change.
+
+    Where CPU times are measured, they decide.
+    """
+    if np.isfinite(ranks.on_cpu).any():
+        return False
+    levels = _levels(onset_s, window, ranks)
+    if levels is None:
+        return False
+    risen = levels.now - levels.before
+    return bool(np.isfinite(risen).any() and np.nanmax(risen) < RISEN)
 
 
 def _slow_itself(onset_s: float, window: Window, ranks: RankSeconds) -> bool:

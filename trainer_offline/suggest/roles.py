@@ -85,7 +85,9 @@ def propose(series: EntitySeries, *, seed: int = 0) -> Roles:
     if min(_silhouette(piece, best.labels) for piece in pieces) < REASONABLE:
         return Roles(one, best.silhouette, "what tells them apart is not there throughout, as a role would be")
     everybody = best.labels if len(compared) == len(one) else np.asarray(best.model.predict(values), np.int64)
-    return Roles(_numbered(everybody), best.silhouette, "distinguished throughout by " + ", ".join(series.names_of_lanes))
+    return Roles(
+        _numbered(everybody), best.silhouette, "distinguished throughout by " + ", ".join(series.names_of_lanes)
+    )
 
 
 def _groupings(values: Floats, seed: int) -> list[_Grouping]:

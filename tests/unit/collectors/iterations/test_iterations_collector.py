@@ -389,7 +389,7 @@ def test_a_restart_takes_over_with_all_its_steps(node: Node, rank: Callable[[int
     steps(old)
     young = rank(1)
     child_of(node, young, old)
-    young.words[AT_START_NS] += 10**12
+    young.words[AT_START_NS] += 10**15  # days: this process may be hours old
     steps(young, 2)
     (node.proc / "100" / "stat").unlink()
     found = node.collect()
