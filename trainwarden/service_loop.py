@@ -82,6 +82,7 @@ class ServiceLoop:
         self._handling = False
         self._away = False
         self._alone = False
+        self._failing: str | None = None  # why, as long as each round fails for the same reason
         self._pending: deque[Output] = deque()
         self._undecodable = 0  # of the consumer that is read now
         self._lost: dict[str, int] = {}  # the same
@@ -105,6 +106,9 @@ class ServiceLoop:
         try:
             self._round()
             self._metrics.round_ended(self._clock.now_s(), bus_answers=True)
+            if self._failing is not None:
+                self._failing = None
+                log.info("rounds succeed again", extra={"fields": {"group": self._handler.group}})
             if self._away:
                 self._away = False
                 log.info("bus is back", extra={"fields": {"group": self._handler.group}})
@@ -121,8 +125,10 @@ class ServiceLoop:
             self._alone = not isinstance(error, WardenError)
             self._rejoin()
             self._metrics.count("errors_total", "Rounds that failed.", kind=type(error).__name__)
-            fields = {"group": self._handler.group, "error": str(error)}
-            log.error("round failed", exc_info=error if self._alone else None, extra={"fields": fields})
+            if self._failing != (why := f"{type(error).__name__}: {error}"):
+                self._failing = why
+                fields = {"group": self._handler.group, "error": str(error)}
+                log.error("round failed", exc_info=error if self._alone else None, extra={"fields": fields})
             self._clock.sleep(self._retry_s)
 
     def _rejoin(self) -> None:

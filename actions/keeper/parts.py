@@ -151,8 +151,7 @@ def _pieces(path: Path, start: int, end: int) -> Iterator[memoryview]:
 
 
 def _inside(name: str) -> str:
-    parts = name.split("/")
-    if not isinstance(name, str) or "\0" in name or any(one in ("", ".", "..") for one in parts):
+    if not isinstance(name, str) or "\0" in name or any(one in ("", ".", "..") for one in name.split("/")):
         raise CheckpointError("a file's name leads out of the folder")
     return name
 

@@ -82,8 +82,8 @@ def _whole(slowness: Slowness) -> Layout:
     """The job's layout, if it is one that the prediction knows."""
     layout = slowness.layout
     if layout is None or not layout.whole:
-        told = "nobody has told it" if layout is None else layout.summary()
-        raise DataError(f"the job's layout is not known whole ({told})")
+        known = "no rank has reported it" if layout is None else layout.summary()
+        raise DataError(f"the job's layout is not known whole ({known})")
     for axis in ("cp", "ep"):
         if layout.sizes.get(axis, 1) > 1:
             raise DataError(f"{WORDS[axis]} parallel groups are not in the prediction of an iteration")

@@ -1,6 +1,6 @@
 """How much memory the control groups of a process leave it, in either version of the kernel's interface.
 
-A limit holds for all below it, so the least room on the way up counts. Files that nobody has read of late can be
+A limit holds for all below it, so the least room on the way up counts. Files that were not read of late can be
 dropped, and make room (`inactive_file` in the kernel's memory controller).
 """
 

@@ -72,7 +72,7 @@ class DeviceLimits:
         return self._shown + 1 < len(self._found)
 
     def update(self, window: Window) -> None:
-        """Apply new samples; a further call for the same moment turns to the next finding, if there is ``more``."""
+        """Observe new samples; a further call for the same moment turns to the next finding, if there is ``more``."""
         self._shown = self._shown + 1 if window.now_s == self._at_s and self.more else 0
         self._at_s = window.now_s
         for samples in window.samples:

@@ -86,7 +86,7 @@ class MemoryLeak:
         self._found: list[Leak] = []
 
     def update(self, window: Window) -> None:
-        """Apply new samples of ranks and devices while the job trains."""
+        """Observe new samples of ranks and devices while the job trains."""
         if window.restarts != self._restarts:
             self._restarts, self._floors, self._found = window.restarts, {}, []
         warm = len(window.steps) >= WARM_STEPS and not window.phase

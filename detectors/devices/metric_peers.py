@@ -70,7 +70,7 @@ class MetricPeers:
         return False
 
     def update(self, window: Window) -> None:
-        """Apply new samples; a phase in which ranks differ by what they do is neither judged nor learnt from."""
+        """Observe new samples; a phase in which ranks differ by what they do is neither judged nor learnt from."""
         if window.restarts != self._restarts:
             self._restarts = window.restarts
             for family in self._families.values():

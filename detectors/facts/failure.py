@@ -30,8 +30,8 @@ class Failure(msgspec.Struct):
     bare: bool = False  # an exit code alone: the output may hold the exception
     unknown: bool = False  # nothing tells how it ended: by whoever ended the command, perhaps
     of_command: bool = False  # the command as a whole, not one of its ranks
-    told: bool = False
-    over: bool = False  # its ranks were started again: it is told once, if it was not, and forgotten
+    reported: bool = False
+    over: bool = False  # its ranks were started again: it is reported once, if it was not, and forgotten
 
 
 def one_was_killed(stops: list[Failure], cascades: list[Failure]) -> bool:

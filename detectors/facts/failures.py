@@ -91,7 +91,7 @@ class Failures:
 
     def update(self, window: Window) -> None:
         """Forget failures that the job has outlived, and a restart whose end nobody told; see who only waited."""
-        self._failures = {life: one for life, one in self._failures.items() if not (one.over and one.told)}
+        self._failures = {life: one for life, one in self._failures.items() if not (one.over and one.reported)}
         self._given_up.observe(window.logs)
         self._given_up.explain(self._failures.values())
         self._output.read(window.logs)
@@ -114,7 +114,7 @@ class Failures:
             return Vote(opinion="normal", reason="ended from outside")
         first = told[0]
         for one in told:
-            one.told = True
+            one.reported = True
         certain = first.role != "cascade"
         suspects = tuple(
             Suspect(
@@ -234,9 +234,9 @@ class Failures:
             self._given_up.forget()
 
     def _forget_before(self, time_s: float) -> None:
-        """Forget failures up to then; a root that waited for its words is told first, as a launcher may be quicker."""
+        """Forget failures up to then; a root that waited for its words is reported first: a launcher may be quicker."""
         for life, one in list(self._failures.items()):
-            if one.time_s < time_s and (one.told or one.role != "root" or one.unknown):
+            if one.time_s < time_s and (one.reported or one.role != "root" or one.unknown):
                 del self._failures[life]
             elif one.time_s < time_s:
                 one.over, one.hold_s = True, 0.0

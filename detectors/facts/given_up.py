@@ -31,7 +31,7 @@ class GivenUp:
         self._at_s: dict[int, float] = {}  # by rank, when it gave up its newest call
 
     def observe(self, lines: Iterable[LogLine]) -> None:
-        """Apply new log lines."""
+        """Observe new log lines."""
         for line in lines:
             said = read_watchdog_line(line.line)
             if said is None or not said.op:

@@ -68,7 +68,7 @@ class HardEvent:
         return self._shown + 1 < bool(self._failures) + len(self._devices.groups()) + len(self._collectives.groups())
 
     def update(self, window: Window) -> None:
-        """Apply new events; with ``more`` a further call on the same window turns to the next finding."""
+        """Observe new events; with ``more`` a further call on the same window turns to the next finding."""
         if window.events or not self.more:
             self._shown = 0
         else:

@@ -73,7 +73,7 @@ class LossWatch:
         return False
 
     def update(self, window: Window) -> None:
-        """Apply new lines."""
+        """Observe new lines."""
         if window.restarts != self._life:
             # Whoever printed what was strange may run elsewhere now and print there: nothing would ever end it here.
             self._life = window.restarts

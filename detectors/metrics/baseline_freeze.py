@@ -50,7 +50,7 @@ class BaselineFreeze:
         self.learns = np.append(self.learns, np.ones(more, dtype=np.bool_))
 
     def observe(self, rows: Rows, scores: Floats, times_s: Floats) -> int:
-        """Apply scores ``[r, k]`` up to the sample after which somebody begins or ends to learn; how many that is."""
+        """Observe scores ``[r, k]`` up to the sample after which somebody begins or ends to learn; how many that is."""
         with np.errstate(invalid="ignore"):
             strange = scores >= STRANGE
         if self.learns[rows].all() and not self.recent[rows].any() and not strange.any():

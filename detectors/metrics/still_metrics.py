@@ -71,7 +71,7 @@ class StillMetrics:
         return False
 
     def update(self, window: Window) -> None:
-        """Apply new samples."""
+        """Observe new samples."""
         self._now_s = window.now_s
         for samples in window.samples:
             family = self._families.setdefault(samples.family, StillFamily())

@@ -60,7 +60,7 @@ class ModelVote:
         self._weights: Mapping[str, float] = {}
 
     def update(self, window: Window) -> None:
-        """Apply the new scores; what is not computed any more is forgotten."""
+        """Observe the new scores; what is not computed any more is forgotten."""
         if self.member in window.idle:
             self._families.clear()
         for scored in window.scored:

@@ -73,7 +73,7 @@ class Bocd:
         self.log_mass[which] = -np.inf
 
     def update(self, values: Floats) -> None:
-        """Apply one standardised value per series; NaN leaves that series as it was.
+        """Observe one standardised value per series; NaN leaves that series as it was.
 
         Parameters
         ----------

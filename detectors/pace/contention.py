@@ -69,7 +69,7 @@ class HostContention:
         self._before = np.zeros(0)  # what was usual of each node before the job became slow; NaN: not known
 
     def update(self, window: Window) -> None:
-        """Apply what is new."""
+        """Observe what is new."""
         for record in window.metrics:
             for name in LOST:
                 if name in record.names and (share := _middle(record, name)) is not None:

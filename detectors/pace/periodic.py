@@ -64,7 +64,7 @@ class SeasonalityFilter:
         self.period[which] = 1
 
     def update(self, values: Floats) -> Floats:
-        """Apply one row of log values [series], NaN = unknown; the row without patterns."""
+        """Observe one row of log values [series], NaN = unknown; the row without patterns."""
         if values.size > self.period.size:
             self.resize(values.size - self.period.size)
         self._rows[self._fed % KEPT] = values

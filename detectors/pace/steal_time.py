@@ -32,7 +32,7 @@ class StealTime:
         self._shares: list[tuple[float, float]] = []  # when they came, and the largest of then
 
     def update(self, window: Window) -> None:
-        """Apply what is new."""
+        """Observe what is new."""
         shares = (
             share for record in window.metrics if STOLEN in record.names
             for share in record.values[record.names.index(STOLEN)] if share is not None

@@ -71,7 +71,7 @@ class CollectiveLinks:
         self._step = 0
 
     def update(self, window: Window) -> None:
-        """Apply the sampled steps that were joined since the last window."""
+        """Observe the sampled steps that were joined since the last window."""
         counts = window.counts
         if counts is None:
             return

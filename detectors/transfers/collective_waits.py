@@ -92,7 +92,7 @@ class CollectiveWaits:
         self.spells: list[StragglerEpisode] = []
 
     def update(self, window: Window) -> None:
-        """Apply the sampled steps that were joined since the last window."""
+        """Observe the sampled steps that were joined since the last window."""
         self._follow_nodes(window)
         for step in window.calls:
             if not _planned(window, step.step) and (step.measured > 0).sum() > 1:

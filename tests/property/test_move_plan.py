@@ -212,7 +212,7 @@ def test_without_a_slow_link_nobody_moves() -> None:
 @pytest.mark.parametrize(
     ("slowness", "placed", "said"),
     [
-        (msgspec.structs.replace(MEASURED, layout=None), PLACED, r"not known whole \(nobody has told it\)"),
+        (msgspec.structs.replace(MEASURED, layout=None), PLACED, r"not known whole \(no rank has reported it\)"),
         (
             msgspec.structs.replace(MEASURED, layout=msgspec.structs.replace(LAYOUT, sizes={**LAYOUT.sizes, "ep": 2})),
             PLACED, "expert parallel groups are not in the prediction",

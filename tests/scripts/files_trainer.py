@@ -1,4 +1,4 @@
-"""An unchanged script: it saves with `torch.save` where it is told to, and ends with code 7 after `CRASH_AT` steps."""
+"""An unchanged script: it saves with `torch.save` into a given folder, and ends with code 7 after `CRASH_AT` steps."""
 
 from __future__ import annotations
 

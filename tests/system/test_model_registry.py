@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -300,3 +302,32 @@ def test_an_unknown_detector_is_told_from_an_unknown_version(registry):
     for ask in (lambda: registry.versions("loff"), lambda: registry.promote("loff", "1")):
         with pytest.raises(ConfigError, match=r"there is no detector 'loff' in registry .*; it has dtw, ensemble"):
             ask()
+
+
+MAKES = """
+import resource, sys
+from trainwarden.trainer_offline.registry.registry import Registry
+if sys.argv[2:]:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)  # a disk that is full
+print(Registry.at(sys.argv[1], create=True).aliases("champion"))
+"""
+
+
+def makes(*words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", MAKES, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def test_a_registry_is_made_whole_by_two_processes_at_once(tmp_path: Path) -> None:
+    both = [makes(str(tmp_path / "models")) for _ in range(2)]
+    answers = [one.communicate(timeout=200) for one in both]
+    assert [(one.returncode, said) for one, (said, _) in zip(both, answers, strict=True)] == [(0, b"{}\n")] * 2, answers
+
+
+def test_a_registry_that_a_full_disk_broke_off_is_made_at_the_next_try(tmp_path: Path) -> None:
+    full = makes(str(tmp_path / "models"), "60000")
+    assert full.communicate(timeout=200)[1]
+    assert full.returncode == 1
+    again = makes(str(tmp_path / "models"))
+    assert again.communicate(timeout=200)[0] == b"{}\n"

@@ -65,6 +65,7 @@ def test_up_trains_from_its_archive_and_serves_what_it_has_trained(tmp_path: Pat
     (tmp_path / "trainwarden.toml").write_text(SETTINGS)
     address = f"embedded:{tmp_path / 'bus.db'}"
     environ = {**os.environ, "TRAINWARDEN_BUS": address}
+    environ.pop("MLFLOW_TRACKING_URI", None)  # MLflow sets it in a process that has used a registry
     run = tmp_path / "run"
     command = [*WARDEN, "up", "--config", "trainwarden.toml", "--run-dir", str(run)]
     with (tmp_path / "output").open("wb") as output:

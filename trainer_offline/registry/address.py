@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 from collections.abc import Iterator
@@ -88,21 +89,44 @@ def client_of(uri: str, *, create: bool = False) -> Any:
     if folder is not None:
         database = folder / Path(uri.partition("?")[0]).name
         if create:
-            _make(folder, database)
+            _check_folder(folder, database)
         elif not database.is_file():
             raise RegistryAway(f"there is no registry in '{folder}': run trainwarden train")
     with asking(uri):
-        from mlflow import MlflowClient
-
-        for noisy in ("alembic", "mlflow"):  # set by MLflow's own import
-            logging.getLogger(noisy).setLevel(logging.ERROR)
-        # It prints a stack of every refusal that it also raises, and we say that in one sentence.
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-        return MlflowClient(tracking_uri=uri, registry_uri=uri)
+        if folder is not None and not database.is_file():
+            _create(database)
+        return _client(uri)
 
 
-def _make(folder: Path, database: Path) -> None:
-    """The folder of a local registry; said before a training is worked out, not after it."""
+def _client(uri: str) -> Any:
+    from mlflow import MlflowClient
+
+    for noisy in ("alembic", "mlflow"):  # set by MLflow's own import
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    # It prints a stack of every refusal that it also raises, and we say that in one sentence.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _create(database: Path) -> None:
+    """Make the tables of a local registry whole or not at all, by one process at a time.
+
+    MLflow cannot go on with a database in which some of its tables exist: a full disk, a kill, or two processes at
+    once would leave one that no later start could use.
+    """
+    unfinished = database.with_name(f".{database.name}.unfinished")
+    with database.with_name(f".{database.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if database.is_file():
+            return
+        for path in (unfinished, unfinished.with_name(f"{unfinished.name}-journal")):
+            path.unlink(missing_ok=True)
+        _client(f"sqlite:///{unfinished}").search_experiments(max_results=1)
+        unfinished.replace(database)
+
+
+def _check_folder(folder: Path, database: Path) -> None:
+    """Make the folder of a local registry; refused before a training is worked out, not after it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -171,7 +171,8 @@ class TrainerHandler:
 
     def _enough(self, now_s: float) -> str | None:
         """Why the archive is enough for the first champion, or for another try at one."""
-        if self._failures or now_s - self._looked_s < ARCHIVE_S or self._registry.aliases(CHAMPION):
+        serves = any(alias == CHAMPION and version is not None for (_, alias), version in self._known.items())
+        if serves or self._failures or now_s - self._looked_s < ARCHIVE_S:
             return None
         self._looked_s = now_s
         newest = max(self._registry.versions(), key=lambda one: one.created_s, default=None)

@@ -226,7 +226,7 @@ def environment(
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "GLOO_SOCKET_IFNAME": "lo",  # a machine's own name need not resolve, or resolves to what others cannot reach
-        **_recording(),
+        **call_recording(),
         **base,
         "PYTHONPATH": os.pathsep.join(paths),
         **_torchrun_says(place, rank, attempt),
@@ -241,7 +241,7 @@ def environment(
 
 
 @cache
-def _recording() -> Mapping[str, str]:
+def call_recording() -> Mapping[str, str]:
     """What torch before 2.9 needs to record calls, or nobody can say who broke a collective (docs/detection.md).
 
     Newer ones record by themselves, and each rank of theirs would warn of the old name.

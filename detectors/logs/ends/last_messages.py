@@ -160,7 +160,8 @@ class _Reader:
         if ending is not None:
             self._ended(attempt, order, where[0], rank, ending)
             return
-        if attempt.stalls and (match := _MISSING_RANK.match(line)):
+        # Of the coordinator's own list: an order is a time, a file and a place.
+        if attempt.stalls and attempt.stalls[-1][0][1] == where[0] and (match := _MISSING_RANK.match(line)):
             attempt.stalls[-1][1].add(int(match[1]))
             return
         rule = self._rules.match(line)

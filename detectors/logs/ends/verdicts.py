@@ -93,8 +93,8 @@ class Attempt:
 
     @property
     def eventful(self) -> bool:
-        told = self.causes or self.followed or self.ends or self.devices or self.stalls
-        return bool(told or self.stopped_by or self.warned)
+        seen = self.causes or self.followed or self.ends or self.devices or self.stalls
+        return bool(seen or self.stopped_by or self.warned)
 
 
 def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:

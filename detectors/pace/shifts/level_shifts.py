@@ -120,7 +120,7 @@ class LevelShifts:
         self._levels.rebase(series)
 
     def update(self, seq: int, values: Floats, stride: int | Ints = 1) -> list[Shift]:
-        """Apply one row of log values [series], NaN = unknown; the changes that it verified.
+        """Observe one row of log values [series], NaN = unknown; the changes that it verified.
 
         `stride` is how many iterations a row stands for where only every so many are sampled.
         """

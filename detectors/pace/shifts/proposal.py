@@ -117,7 +117,7 @@ class StepProposal:
         self.replay(series, levels)
 
     def observe(self, values: Floats, levels: Levels) -> None:
-        """Apply one row of log values [series], NaN = unknown."""
+        """Observe one row of log values [series], NaN = unknown."""
         if self._bayes:
             self._bocd.update(np.clip(levels.standard(values), -WILDEST, WILDEST))
         self._follow(values, levels)

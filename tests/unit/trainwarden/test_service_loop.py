@@ -11,7 +11,7 @@ import pytest
 
 from tests.doubles import ManualClock, metric_value
 from trainwarden.bus.embedded.engine import EmbeddedBus
-from trainwarden.errors import BusUnavailable, WardenError
+from trainwarden.errors import BusUnavailable, DataError, WardenError
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.records import DeadLetter, EventRecord, Record, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
@@ -158,6 +158,20 @@ def test_errors_are_counted_and_nothing_is_lost(tmp_path: Path, error: WardenErr
     away = metric_value(metrics, "bus_unavailable_total")
     counted = away or metric_value(metrics, "errors_total", kind="WardenError")
     assert counted == 1.0
+
+
+def test_an_error_that_lasts_is_logged_once_and_so_is_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bus, handler = EmbeddedBus(str(tmp_path / "bus.db")), Echo()
+    publish(bus, "a")
+    loop, metrics = loop_of(bus, handler)
+    loop.step()
+    caplog.set_level("INFO", "trainwarden.service_loop")
+    for why in ("the disk is full", "the disk is full", "the disk is full", "it is read-only", None, None):
+        handler.tick_error = None if why is None else DataError(why)
+        loop.step()
+    assert [record.message for record in caplog.records] == ["round failed", "round failed", "rounds succeed again"]
+    assert metric_value(metrics, "errors_total", kind="DataError") == 4.0
+    bus.close()
 
 
 def test_what_followed_from_records_is_told_though_the_tick_after_them_breaks(tmp_path: Path) -> None:

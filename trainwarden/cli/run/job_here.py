@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from trainwarden.actions.launchers.local.ranks import call_recording
 from trainwarden.actions.launchers.torchrun.host import RendezvousHost
 from trainwarden.actions.remedies.policy import Mode
 from trainwarden.cli.run.job_run import JobRun
@@ -26,15 +28,12 @@ OWN_LOG: Final = "torchrun"
 class JobHere:
     """torchrun, its rendezvous and its ranks' output, for as long as one command lasts.
 
-    Parameters
-    ----------
-    max_restarts : int, optional
-        After failures, without a newer checkpoint; by default none in mode ``observe`` and else as on several nodes.
+    In mode ``observe`` nothing restarts the ranks; in others the rendezvous does, as on several nodes.
     """
 
-    def __init__(self, settings: Settings, nproc: int, mode: Mode, *, max_restarts: int | None = None) -> None:
+    def __init__(self, settings: Settings, nproc: int, mode: Mode) -> None:
         self._settings, self._nproc, self._mode = settings, nproc, mode
-        self._asked = NodesAsked(max_restarts=0 if max_restarts is None and mode == "observe" else max_restarts)
+        self._asked = NodesAsked(max_restarts=0 if mode == "observe" else None)
         self._host: RendezvousHost | None = None
         self._output: RankOutput | None = None
         self._say: Callable[[str], None] = lambda sentence: None
@@ -51,13 +50,13 @@ class JobHere:
         token = run_dir / RENDEZVOUS_WORD
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(16))
-        asked = NodesAsked(token_file=token.absolute(), max_restarts=self._asked.max_restarts)
+        asked = msgspec.structs.replace(self._asked, token_file=token.absolute())
         self._host = rendezvous_host("127.0.0.1:0", asked, self._settings.launch)
         self._host.start()
         address = self._host.served(SERVED_S)
         if address is None:
             raise ConfigError(f"launch: no rendezvous was served on this machine within {SERVED_S:.0f} s")
-        self._asked = NodesAsked(rdzv=address, token_file=asked.token_file, max_restarts=asked.max_restarts)
+        self._asked = msgspec.structs.replace(asked, rdzv=address)
         return self._asked.engine(self._settings, self._mode)
 
     def start(
@@ -69,7 +68,7 @@ class JobHere:
         self._say = say
         self._output = RankOutput(run.run_dir, self._nproc, shown, settings.runs.log_bytes)
         environ = {
-            **_recording(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
+            **call_recording(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
             **ranks_environment(run, checkpoints, self._asked.rdzv or ""),
             "TRAINWARDEN_OUTPUT": str(self._output.folder.absolute()),
         }  # fmt: skip
@@ -100,15 +99,3 @@ class JobHere:
         if self._output is not None:
             self._output.close()
         self._host = self._output = None
-
-
-def _recording() -> Mapping[str, str]:
-    """What torch before 2.9 needs to record calls, or nobody can say who broke a collective (docs/detection.md).
-
-    Newer ones record by themselves, and each rank of theirs would warn of the old name.
-    """
-    try:
-        newer = tuple(int(part) for part in version("torch").split(".")[:2]) >= (2, 9)
-    except (PackageNotFoundError, ValueError):
-        newer = False
-    return {} if newer else {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -21,6 +19,7 @@ from trainwarden.cli.run.torchrun_here import STOPPED_CODE, Torchrun
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.run.watched import JobOutput
 from trainwarden.cli.shared.engine_beside import EngineBeside, as_toml
+from trainwarden.cli.shared.extras import need
 from trainwarden.cli.shared.foreign_signals import ForeignSignals
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stop_signals import stop_signals
@@ -187,21 +186,7 @@ def _check(settings: Settings, here: Here, asked: NodesAsked, mode: Mode) -> Non
         if asked.token_file is None and host not in LOOPBACK:
             raise ConfigError(f"--token-file: {host} is reached by others, so the nodes have to share a token")
     _check_bus(settings, here, mode)
-    need_torch()
-
-
-def need_torch() -> None:
-    """Refuse to start anything by torchrun where there is none.
-
-    Raises
-    ------
-    ConfigError
-        If this Python has no torch.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError(
-            f"launch: ranks are started by torchrun; install torch for {sys.executable}, or run `trainwarden watch`"
-        )
+    need("torch", "launch --rdzv")
 
 
 def _check_bus(settings: Settings, here: Here, mode: Mode) -> None:

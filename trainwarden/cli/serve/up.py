@@ -39,24 +39,23 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
         address = f"embedded:{Path(address.partition(':')[2]).absolute()}"
     stop = StopFlag()
     check_services(settings, WATCHING)
-    learning = _learning(settings)
-    stack = LocalStack(run, {"TRAINWARDEN_BUS": address, **learning}, config)
-    for name in (*WATCHING, *(LEARNING if learning else ())):
+    shared = learning(settings)
+    stack = LocalStack(run, {"TRAINWARDEN_BUS": address, **shared}, config)
+    for name in (*WATCHING, *(LEARNING if shared else ())):
         stack.start(name)
     page = PageBeside(stack, run)
     voice.say(f"agent, detector and engine are up on {address}; run folder {run}; stop with Ctrl-C")
-    if learning:
-        models, folder = learning["TRAINWARDEN_DETECTION_MODELS"], learning["TRAINWARDEN_ARCHIVE_FOLDER"]
-        voice.say(
-            f"metric models are trained from {folder} and kept in {models}; mlflow ui --backend-store-uri {models}"
-        )
+    if shared:
+        models, folder = shared["TRAINWARDEN_TRAINER_REGISTRY"], shared["TRAINWARDEN_ARCHIVE_FOLDER"]
+        shows = f"mlflow ui --backend-store-uri {models}" if models.startswith("sqlite:") else f"see {models}"
+        voice.say(f"metric models are trained from {folder}; {shows}")
     ended: set[str] = set()
     voice.say(f"a job joins it by its environment: env {joining(run, settings.job)} python train.py")
     try:
         while not stop():
             time.sleep(0.2)
             stack.check(WATCHING)
-            for name in LEARNING if learning else ():
+            for name in LEARNING if shared else ():
                 if name not in ended and (code := stack.returncode(name)) is not None:
                     ended.add(name)
                     voice.say(f"{name} ended with exit code {code}, so no models are trained: {stack.log_path(name)}")
@@ -67,7 +66,7 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
     return 0
 
 
-def _learning(settings: Settings) -> dict[str, str]:
+def learning(settings: Settings) -> dict[str, str]:
     """Settings by which archive, trainer and detector share folder and registry; empty where nothing is trained."""
     from trainwarden.trainer_offline.registry.address import is_registry, tracking_uri
 

@@ -242,3 +242,8 @@ def test_files_elsewhere_are_refused(tmp_path, name):
         unpack(reading(descriptor), tmp_path / "into", lambda _: True)
     assert not (tmp_path / "x").exists()
     assert Entry.of("files of " + json.dumps([name, name])) is None
+
+
+@pytest.mark.parametrize("named", [["last.pt", 1], [1, "last.pt"], ["last.pt", None], ["last.pt"], "last.pt", {"a": 1}])
+def test_a_shard_of_another_node_that_names_no_files_is_none_of_ours(named: object) -> None:
+    assert Entry.of("files of " + json.dumps(named)) is None

@@ -148,7 +148,7 @@ def test_a_launcher_that_can_neither_evict_nor_move_says_both_and_the_restart_fo
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"layout": None}, "the job's layout is not known whole (nobody has told it)"),
+        ({"layout": None}, "the job's layout is not known whole (no rank has reported it)"),
         ({"transfers": None}, "what groups exchange between nodes is not measured"),
         ({"transfers": {**LOSES["transfers"], "pp_bytes": 0.0}}, "what pipeline parallel groups exchange"),
         ({"transfers": {**LOSES["transfers"], "links": []}}, "nothing is measured of the links of n0"),

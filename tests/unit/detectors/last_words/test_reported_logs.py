@@ -110,6 +110,12 @@ def test_a_stall_with_several_missing_ranks_names_none(tmp_path: Path) -> None:
     assert only(tmp_path, *STEPS, STALL, *MISSING, "[1,0]<stderr>:5: [grads_1_0 ...]") == ("hang", None)
 
 
+def test_lines_of_another_file_name_no_missing_rank(tmp_path: Path) -> None:
+    other = "2026-11-04 09:12:50,000 5: [debug] queue is empty"
+    (incident,) = judged(tmp_path, {"a.txt": [*STEPS, STALL, *MISSING], "b.txt": [other]})
+    assert [one.rank for one in incident.suspects] == [3]
+
+
 def test_a_stall_that_the_job_outlives_is_no_incident(tmp_path: Path) -> None:
     assert not judged(tmp_path, {"logs.txt": [STALL, *MISSING, *STEPS]})
 

@@ -119,9 +119,9 @@ def test_only_older_torch_is_told_to_record_its_calls(torch: str | None, told: b
             raise PackageNotFoundError
         return torch
 
-    ranks._recording.cache_clear()
+    ranks.call_recording.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "version", version)
         made = environment(PLACE, 0, 0, 0, {})
-    ranks._recording.cache_clear()
+    ranks.call_recording.cache_clear()
     assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in made) is told
