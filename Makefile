@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Tests start hundreds of interpreters: without byte code each would compile all it imports, and pytest every test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install system demo test first check bench gpu-check house dashboards kafka image kubernetes up constraints clean
+.PHONY: install system demo test first check bench gpu-check house dashboards kafka image kubernetes release up constraints clean
 
 # NCCL's profiler plug-in is compiled where there is a C compiler, and again when its sources are newer.
 install: $(STAMP)
@@ -106,6 +106,14 @@ kubernetes: install
 	docker/system-packages.sh all
 	$(BIN)/python -m pytest tests/system/test_helm.py tests/system/test_kubernetes_launcher.py
 	$(BIN)/python -m pytest tests/contract/test_launchers.py -k kubernetes
+
+# Wheels, source distribution, bill of materials and sums in dist/, each tried in an empty environment (minutes).
+RELEASE := .cache/release
+release: install
+	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet "pip>=25.1"
+	$(RELEASE)/bin/python -m pip install --quiet --group release
+	$(BIN)/python -m tests.release
 
 up: install
 	$(BIN)/trainwarden up

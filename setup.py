@@ -1,8 +1,12 @@
-"""What pyproject.toml cannot say: wheels carry NCCL's profiler plug-in, compiled where there is a C compiler."""
+"""What pyproject.toml cannot say: wheels carry NCCL's profiler plug-in, compiled where there is a C compiler.
+
+``TRAINWARDEN_PURE=1`` leaves it out, for a wheel of every platform.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +14,7 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
+PURE = os.environ.get("TRAINWARDEN_PURE") == "1"
 PLACE = Path("trainwarden") / "collectors" / "nccl_profiler"
 
 
@@ -28,7 +33,7 @@ class BuildWithPlugin(build_py):
 
     def run(self) -> None:
         super().run()
-        if self.editable_mode:
+        if self.editable_mode or PURE:
             return  # `make install` builds it in place
         build = builder()
         target = Path(self.build_lib) / PLACE / build.LIBRARY.name
@@ -44,6 +49,8 @@ class WithCompiler(Distribution):
     """With a compiled plug-in this is of a platform."""
 
     def has_ext_modules(self) -> bool:
+        if PURE:
+            return False
         build = builder()
         try:
             build.compiler()

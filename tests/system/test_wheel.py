@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -95,3 +97,32 @@ def test_the_plug_in_for_nccl_is_in_compiled_and_the_wheel_is_of_this_platform(
     (library,) = [name for name in names if name.endswith(".so")]
     zipfile.ZipFile(wheel).extract(library, tmp_path)
     ctypes.CDLL(str(tmp_path / library)).ncclProfiler_v5  # noqa: B018 - it is there
+
+
+def test_a_pure_wheel_has_all_but_the_plug_in_and_every_file_says_one_version(names: list[str], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True, timeout=60)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+    ]
+    environ = {**os.environ, "TRAINWARDEN_PURE": "1"}
+    subprocess.run([*command, str(source)], env=environ, check=True, timeout=180, capture_output=True)
+    (made,) = tmp_path.glob("trainwarden-*.whl")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert made.name == f"trainwarden-{version}-py3-none-any.whl"
+    pure = set(zipfile.ZipFile(made).namelist())
+    assert {name for name in set(names) ^ pure if ".data/" not in name} <= {
+        "trainwarden/collectors/nccl_profiler/libnccl-profiler-trainwarden.so"
+    }
+    chart = (ROOT / "docker" / "helm" / "trainwarden" / "Chart.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^(?:appV|v)ersion: (\S+)$", chart) == [version, version]
+    assert f"TRAINWARDEN_VERSION:-{version}" in (ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8")
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
