@@ -23,16 +23,27 @@ BELOW = ("actions", "collectors", "dashboards", "detectors", "trainer_offline")
 """Folders of a clone that are installed below `trainwarden`: users have packages of such names."""
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    source = out / "source"
+def clone(place: Path) -> Path:
+    source = place / "source"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True, timeout=60)
+    return source
+
+
+def built(source: Path, out: Path, **environ: str) -> Path:
+    """The wheel that pip makes of `source`."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out)]
-    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(
+        [*command, str(source)], env={**os.environ, **environ}, capture_output=True, text=True, timeout=180, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     (wheel,) = out.glob("trainwarden-*.whl")
     return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    return built(clone(out), out)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +59,7 @@ def test_one_top_level_name(names: list[str]) -> None:
 
 def test_the_source_distribution_makes_the_same_wheel(names: list[str], tmp_path: Path) -> None:
     """It holds the packages where the wheel has them: an archive need not keep links."""
-    source = tmp_path / "source"
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True, timeout=60)
+    source = clone(tmp_path)
     build = "import setuptools.build_meta as b, sys; print(b.build_sdist(sys.argv[1]))"
     command = [sys.executable, "-c", build, str(tmp_path)]
     subprocess.run(command, cwd=source, check=True, timeout=120, capture_output=True)
@@ -58,19 +68,7 @@ def test_the_source_distribution_makes_the_same_wheel(names: list[str], tmp_path
         assert not [one.name for one in packed if one.issym() or one.islnk()]
         packed.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path),
-    ]
-    subprocess.run([*command, str(unpacked)], check=True, timeout=180, capture_output=True)
-    (made,) = tmp_path.glob("trainwarden-*.whl")
+    made = built(unpacked, tmp_path)
     assert sorted(zipfile.ZipFile(made).namelist()) == sorted(names)
 
 
@@ -100,22 +98,7 @@ def test_the_plug_in_for_nccl_is_in_compiled_and_the_wheel_is_of_this_platform(
 
 
 def test_a_pure_wheel_has_all_but_the_plug_in_and_every_file_says_one_version(names: list[str], tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True, timeout=60)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path),
-    ]
-    environ = {**os.environ, "TRAINWARDEN_PURE": "1"}
-    subprocess.run([*command, str(source)], env=environ, check=True, timeout=180, capture_output=True)
-    (made,) = tmp_path.glob("trainwarden-*.whl")
+    made = built(clone(tmp_path), tmp_path, TRAINWARDEN_PURE="1")
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert made.name == f"trainwarden-{version}-py3-none-any.whl"
     pure = set(zipfile.ZipFile(made).namelist())
