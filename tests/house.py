@@ -1,4 +1,4 @@
-"""The drawing of the house in docs/architecture.md: rooms, who imports whom, and the way of one sample.
+"""The chart of docs/architecture.md: packages, who imports whom, and the way of one sample.
 
 ``python -m tests.house`` prints it, ``--write`` puts it into the page. Rooms and arrows are read from the code; the
 stations of the sample are named below, and each must exist.
@@ -23,7 +23,7 @@ PACKAGES: Final = ("trainwarden", "collectors", "detectors", "trainer_offline", 
 PAGE: Final = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- drawn by `make house` -->\n", "<!-- end of the drawing -->\n"
 CORE: Final = "trainwarden"
-"""The files on the ground floor of `trainwarden` are one room: the words that everybody speaks."""
+"""The files directly in `trainwarden` are one room, the base that every package imports."""
 
 PATH: Final = (
     ("trainwarden.hook:autoload", "a training process keeps its steps in shared memory"),
@@ -159,6 +159,19 @@ def reduced(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
     }
 
 
+def part_of(room: str) -> str:
+    """The part of the chart that `room` belongs to: a top-level folder, or a package of the core by itself."""
+    return folder_of(room) if folder_of(room) != CORE else room.replace(".", "_")
+
+
+def collapsed(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """`graph` with one node for each top-level folder but the core, whose packages stay apart."""
+    found: dict[str, set[str]] = {part_of(room): set() for room in graph}
+    for room, others in graph.items():
+        found[part_of(room)] |= {part_of(other) for other in others} - {part_of(room)}
+    return found
+
+
 def purpose(module: str) -> str:
     """The first sentence of a module's docstring."""
     text = ast.get_docstring(parsed(modules()[module])) or ""
@@ -166,19 +179,16 @@ def purpose(module: str) -> str:
 
 
 def drawing() -> str:
-    """The block of the page: a Mermaid flow chart, the rooms in words, and the sample's stations."""
+    """The block of the page: a Mermaid flow chart, the packages in words, and the sample's stations."""
     known = modules()
     graph = rooms(imports(known), known)
     lines = ["```mermaid", "flowchart TB"]
-    for package in PACKAGES:
-        inside = [room for room in graph if folder_of(room) == package]
-        lines.append(f"  subgraph {package}_[{package}]")
-        lines += [f"    {room.replace('.', '_')}[{_label(room)}]" for room in inside]
-        lines.append("  end")
-    arrows = reduced({room: others - {CORE} for room, others in graph.items()})  # everybody speaks the common words
-    lines += [f"  {a.replace('.', '_')} --> {b.replace('.', '_')}" for a in arrows for b in sorted(arrows[a])]
+    arrows = collapsed(graph)
+    lines += [f"  {part}[{_label(part)}]" for part in arrows]
+    arrows = reduced({part: others - {CORE} for part, others in arrows.items()})  # every part imports the base
+    lines += [f"  {a} --> {' & '.join(sorted(arrows[a]))}" for a in arrows if arrows[a]]
     lines += _way(known)
-    lines += ["```", "", "| room | what it is for |", "| --- | --- |"]
+    lines += ["```", "", "| package | purpose |", "| --- | --- |"]
     lines += [f"| `{_path(room, known)}` | {purpose(room)} |" for room in graph]
     lines += ["", "One sample, from a training process to an action:", ""]
     for number, (place, what) in enumerate(PATH, 1):
@@ -191,7 +201,7 @@ def drawing() -> str:
 
 def _way(known: Mapping[str, Path]) -> list[str]:
     """Thick, numbered arrows from station to station of the sample."""
-    stations = [room_of(place.partition(":")[0], known).replace(".", "_") for place, _ in PATH]
+    stations = [part_of(room_of(place.partition(":")[0], known)) for place, _ in PATH]
     pairs = enumerate(pairwise(stations), 2)
     return [f"  {a} ==>|{number}| {b}" for number, (a, b) in pairs if a != b]
 
@@ -201,8 +211,8 @@ def _path(room: str, known: Mapping[str, Path]) -> str:
     return f"{path.parent}/" if path.name == "__init__.py" else str(path)
 
 
-def _label(room: str) -> str:
-    return room.rpartition(".")[2] if "." in room else "common words"
+def _label(part: str) -> str:
+    return "base" if part == CORE else part.removeprefix(f"{CORE}_")
 
 
 def page() -> str:
