@@ -16,8 +16,7 @@ from hypothesis import given
 
 from tests.examples import examples
 from trainwarden.actions.planners import node_order, placement
-from trainwarden.actions.planners.measured_links import byte_s_between
-from trainwarden.actions.planners.move import best_move
+from trainwarden.actions.planners.move import best_move, byte_s_between
 from trainwarden.actions.planners.node_order import best_order
 from trainwarden.actions.planners.slow import Slowness
 from trainwarden.actions.planners.transfers import Link, Transfers

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from trainwarden.actions.planners.replicas import Replica, replicas, split
-from trainwarden.actions.planners.slow import Slowness, best_split, even_split, relieved
+from trainwarden.actions.planners.slow import Replica, Slowness, best_split, even_split, relieved, replicas, split
 from trainwarden.errors import DataError
 from trainwarden.parallelism.layout import Layout
 

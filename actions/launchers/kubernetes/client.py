@@ -2,27 +2,31 @@
 
 What was accepted stands in an annotation of the job (`note`) before anything is done; nothing is kept here. Whatever is
 written names the version that was read, so of two engines only one goes on, and no person's change is overwritten.
+
+What Kubernetes lets this engine do, asked of Kubernetes itself.
+
+Kubernetes' states in the words of launchers.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
 
 from trainwarden.actions.launchers.kubernetes.api import Api, Conflict, Missing
-from trainwarden.actions.launchers.kubernetes.jobs import KINDS, NOTE, OBJECTS, QUEUE, Job, KindName
+from trainwarden.actions.launchers.kubernetes.jobs import KINDS, NOTE, OBJECTS, QUEUE, Job, Kind, KindName
 from trainwarden.actions.launchers.kubernetes.nodes import NAME, Nodes
-from trainwarden.actions.launchers.kubernetes.note import MAX_WHY_CHARS, Entry, Note
+from trainwarden.actions.launchers.kubernetes.note import MAX_WHY_CHARS, Entry, Note, Stage
 from trainwarden.actions.launchers.kubernetes.objects import Pod
-from trainwarden.actions.launchers.kubernetes.rights import no_right
-from trainwarden.actions.launchers.kubernetes.states import MOVING, dry, entry_of, generation, phase
 from trainwarden.actions.launchers.kubernetes.steps import Step, Steps
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import (
     NODE_VERBS,
     Capabilities,
+    JobPhase,
     LauncherState,
     NodeState,
     Operation,
@@ -34,6 +38,123 @@ from trainwarden.launching import (
 )
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
+
+# A job that is made anew under its name was born later, and nobody does a million things to one job.
+GENERATIONS_OF_A_JOB: Final = 1_000_000
+MOVING: Final = ("suspend", "empty", "run")
+_FIRST: Final[dict[Verb, Stage]] = {
+    "restart": "suspend", "evict": "cordon", "cordon": "cordon", "uncordon": "uncordon", "stop": "stop",
+}  # fmt: skip
+
+
+def generation(job: Job, note: Note) -> int:
+    """The job's generation: of its birth, of what was done to it, of others' changes and of restarts by itself."""
+    born = job.metadata.creation_timestamp
+    others = max(0, job.metadata.generation - note.own) + job.restarts
+    return (int(born.timestamp()) if born else 0) * GENERATIONS_OF_A_JOB + note.accepted + others
+
+
+def phase(job: Job, note: Note, pods: Sequence[Pod]) -> JobPhase:
+    """The job's phase."""
+    stages = {entry.stage for entry in note.under_way}
+    if job.ended:
+        return "ended"
+    if "stop" in stages:
+        return "stopping"
+    if stages & set(MOVING):
+        return "restarting"
+    if job.suspended:
+        stopped = bool(note.entries) and (note.entries[-1].kind, note.entries[-1].stage) == ("stop", "done")
+        return "ended" if stopped else "paused"
+    running = sum(pod.runs for pod in pods)
+    if running >= job.pods:
+        return "running"
+    return "failed" if any(pod.status.phase == "Failed" for pod in pods) else "pending"
+
+
+def entry_of(operation: Operation, why: str) -> Entry:
+    """What is noted of `operation` once it is accepted."""
+    return Entry(
+        id=operation.id, kind=operation.kind, stage=_FIRST[operation.kind], nodes=operation.targets.nodes, why=why
+    )
+
+
+def dry(operation: Operation, job: Job) -> str:
+    """What would be done if this were no dry run."""
+    nodes = ", ".join(operation.targets.nodes)
+    does = {
+        "restart": f"suspend and resume {job.called}",
+        "stop": f"suspend {job.called}",
+        "cordon": f"cordon {nodes}",
+        "uncordon": f"uncordon {nodes}",
+        "evict": f"cordon {nodes} and, if {job.called} has pods there, to "
+        + ("suspend and resume it" if job.gang else "evict these"),
+    }[operation.kind]
+    return f"this is a dry run: nothing was done; else Kubernetes would be asked to {does}"
+
+
+class _Reviewed(msgspec.Struct):
+    allowed: bool = False
+
+
+class _Review(msgspec.Struct):
+    status: _Reviewed = msgspec.field(default_factory=_Reviewed)
+
+
+# Each: the verb of the API, its group (None: of the job's kind) and what it is of.
+# Whoever is to be told a job's state reads its nodes: one by one, or of many the list.
+_JOBS = (("get", None, ""), ("patch", None, ""), ("list", "", "pods"), ("get", "", "nodes"), ("list", "", "nodes"))
+_CORDON = (*_JOBS, ("patch", "", "nodes"))
+_NEEDS: dict[Verb, tuple[tuple[str, str | None, str], ...]] = {
+    "restart": _JOBS,
+    "stop": _JOBS,
+    "cordon": _CORDON,
+    "uncordon": _CORDON,
+    "evict": (*_CORDON, ("create", "", "pods/eviction")),
+}
+
+
+def no_right(api: Api, kind: Kind, namespace: str, conditions: bool) -> dict[Verb, str]:
+    """The verbs that may not be done, each with one sentence why not.
+
+    Raises
+    ------
+    LauncherUnavailable
+        If nobody answers.
+    """
+    answers: dict[tuple[str, str | None, str], bool] = {}
+    found: dict[Verb, str] = {}
+    for verb, needs in _NEEDS.items():
+        status = (("patch", "", "nodes/status"),) if conditions and verb in NODE_VERBS else ()
+        for need in (*needs, *status):
+            if need not in answers:
+                answers[need] = _may(api, kind, namespace, need)
+            if not answers[need]:
+                does, _, what = need
+                where = "" if what.startswith("nodes") else f" in namespace {namespace}"
+                hint = ", or set node_conditions = false" if what == "nodes/status" else ""
+                found[verb] = f"this engine has no right to {does} {what or kind.resource}{where}{hint}"
+                break
+    return found
+
+
+def _may(api: Api, kind: Kind, namespace: str, need: tuple[str, str | None, str]) -> bool:
+    verb, group, what = need
+    resource, _, part = what.partition("/")
+    asked = {
+        "verb": verb,
+        "group": kind.group if group is None else group,
+        "resource": resource or kind.resource,
+        **({"subresource": part} if part else {}),
+        **({} if resource == "nodes" else {"namespace": namespace}),
+    }
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked},
+    }
+    return api.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review, _Review).status.allowed
+
 
 CANNOT: Final[dict[Verb, str]] = {
     "rebalance": "Kubernetes has no part in how a job splits its micro-batches",

@@ -2,27 +2,32 @@
 
 What was accepted stands in the job's comment (`note`) before anything is done; nothing is kept here. So engines on
 several machines, restarted or not, tell the same, and Slurm itself keeps it through a restart of its controller.
+
+Whom Slurm lets drain nodes: root, SlurmUser, and users whose AdminLevel is Administrator.
+
+Slurm's states in the words of launchers, and an operation in those of Slurm.
 """
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
-from trainwarden.actions.launchers.slurm.answers import ENDED, FAILED, SlurmJob
+from trainwarden.actions.launchers.slurm.answers import ENDED, FAILED, RUNS, WAITS, SlurmJob
 from trainwarden.actions.launchers.slurm.commands import Commands
-from trainwarden.actions.launchers.slurm.note import MAX_ID_CHARS, Entry, Note
-from trainwarden.actions.launchers.slurm.rights import no_right_to_drain
-from trainwarden.actions.launchers.slurm.states import ALONE, dry, entry_of, generation, must_requeue, phase
+from trainwarden.actions.launchers.slurm.note import MAX_ID_CHARS, Entry, Note, Stage
 from trainwarden.actions.launchers.slurm.steps import Steps, not_ours
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import (
     NODE_VERBS,
     Capabilities,
+    JobPhase,
     LauncherState,
     NodeState,
     Operation,
@@ -34,6 +39,112 @@ from trainwarden.launching import (
 )
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
+
+# Job ids rise, so a new job of a name never has an old one's generation; nobody does a million things to one job.
+GENERATIONS_OF_A_JOB: Final = 1_000_000
+ALONE: Final[frozenset[Verb]] = frozenset({"cordon", "uncordon"})  # what is done to nodes and to no job
+_FIRST: Final[dict[Verb, Stage]] = {"evict": "drain", "cordon": "drain", "uncordon": "resume"}
+
+
+def generation(job: SlurmJob, note: Note) -> int:
+    """The job's generation: of its number, of what was done to it, and of others' requeues."""
+    return job.id * GENERATIONS_OF_A_JOB + note.generation(job.restarts)
+
+
+def phase(job: SlurmJob, note: Note) -> JobPhase:
+    """The job's phase. While it is completing, what it will be then is not always told: nothing is done meanwhile.
+
+    Examples
+    --------
+    >>> phase(SlurmJob(id=1, states=frozenset({"NODE_FAIL"}), requeueable=True), Note())
+    'failed'
+    >>> phase(SlurmJob(id=1, states=frozenset({"NODE_FAIL"})), Note())
+    'ended'
+    """
+    moving = [entry for entry in note.under_way if entry.kind != "stop" and entry.stage == "move"]
+    if "COMPLETING" in job.states:
+        return "stopping" if any(entry.kind == "stop" for entry in note.under_way) else "restarting"
+    if job.states & ENDED:
+        return "ended"
+    if any(entry.restarts > job.restarts for entry in moving):
+        return "restarting"
+    if job.states & FAILED:
+        return "failed" if job.requeueable else "ended"
+    if job.states & WAITS or "CONFIGURING" in job.states:
+        return "restarting" if moving else "pending"
+    if job.states & {"SUSPENDED", "STOPPED"}:
+        return "paused"
+    return "running"
+
+
+def must_requeue(operation: Operation, job: SlurmJob, on: Collection[str]) -> bool:
+    """Whether `operation` takes a requeue of `job`, which lies on the nodes `on`; one that waits needs none."""
+    if operation.kind == "restart":
+        return bool(job.states & (RUNS | FAILED))
+    if operation.kind == "evict":
+        return bool(job.states & FAILED) or (
+            bool(job.states & RUNS) and not set(on).isdisjoint(operation.targets.nodes)
+        )
+    return False
+
+
+def entry_of(operation: Operation, job: SlurmJob, note: Note, on: Collection[str]) -> Entry:
+    """What is noted of `operation` once it is accepted. A requeue that is under way serves it as well."""
+    coming = max((entry.restarts for entry in note.under_way if entry.stage == "move"), default=0)
+    restarts = job.restarts
+    if must_requeue(operation, job, on) or "COMPLETING" in job.states:
+        restarts = coming if coming > job.restarts or "COMPLETING" in job.states else job.restarts + 1
+    return Entry(
+        id=operation.id,
+        kind=operation.kind,
+        stage=_FIRST.get(operation.kind, "move"),
+        restarts=job.restarts if operation.kind in ALONE else restarts,
+        nodes=operation.targets.nodes if operation.kind in NODE_VERBS else (),
+    )
+
+
+def dry(entry: Entry, job: SlurmJob) -> str:
+    """What would be done if this were no dry run."""
+    if entry.kind in ALONE:
+        does = f"{entry.stage} {', '.join(entry.nodes)}"
+    elif entry.kind == "stop":
+        does = f"cancel Slurm job {job.id}"
+    elif entry.restarts > job.restarts:
+        does = f"requeue Slurm job {job.id}"
+    else:
+        does = f"leave Slurm job {job.id}, which is {job.state}"
+    if entry.kind == "evict":
+        does = f"drain {', '.join(entry.nodes)}, {does} and let it exclude {'it' if len(entry.nodes) == 1 else 'them'}"
+    return f"this is a dry run: nothing was done; else Slurm would be asked to {does}"
+
+
+def no_right_to_drain(commands: Commands) -> str | None:
+    """None if this user may drain nodes, else one sentence why not.
+
+    Raises
+    ------
+    LauncherUnavailable
+        If nobody answers.
+    LauncherError
+        If Slurm does not say who may.
+    """
+    said = commands.run("scontrol", "show", "config")
+    owner = re.search(r"^SlurmUser\s*= (\S+)\((\d+)\)", said, re.MULTILINE)
+    uid = os.geteuid()
+    if uid == 0 or (owner is not None and int(owner[2]) == uid):
+        return None
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    if re.search(r"^AccountingStorageType\s*= accounting_storage/slurmdbd", said, re.MULTILINE):
+        words = ("--noheader", "--parsable2", "show", "user", name, "format=AdminLevel")
+        if commands.run("sacctmgr", *words).strip() == "Administrator":
+            return None
+    others = ["root", owner[1] if owner is not None else "SlurmUser"]
+    who = ", ".join(dict.fromkeys(others))
+    return f"user {name} may not drain nodes: Slurm lets {who} and users of AdminLevel Administrator"
+
 
 CANNOT: Final[dict[Verb, str]] = {
     "rebalance": "Slurm has no part in how a job splits its micro-batches",

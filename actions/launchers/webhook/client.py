@@ -2,32 +2,223 @@
 
 The service keeps what was accepted; nothing is tried again here. The engine asks again under the same id after every
 silence, and begins with the question how far that operation is.
+
+One signed request to one URL and its answer, within a limit of time and of size, whatever the other side does.
+
+What a service is asked and what it answers, one JSON object each: the types of `docs/webhook.openapi.json`.
 """
 
 from __future__ import annotations
 
+import http.client
+import io
+import socket
 import threading
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
+from trainwarden import __version__
 from trainwarden.actions.launchers.breakers import Breakers
-from trainwarden.actions.launchers.webhook.exchange import Exchange
-from trainwarden.actions.launchers.webhook.questions import (
-    KEY_HEADER,
-    AskCapabilities,
-    AskState,
-    Poll,
-    Problem,
-    Question,
-    Submit,
-)
-from trainwarden.clock import SystemClock
-from trainwarden.errors import LauncherError, LauncherUnavailable
-from trainwarden.launching import Capabilities, LauncherState, Operation, Report, refusal, refused
+from trainwarden.clock import Clock, SystemClock
+from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
+from trainwarden.launching import Capabilities, LauncherState, Operation, OperationId, Report, refusal, refused
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
-from trainwarden.signing import read_secret
+from trainwarden.signing import SIGNATURE_HEADER, STAMP_HEADER, read_secret, signed_headers
+
+
+class AskCapabilities(msgspec.Struct, frozen=True, tag="capabilities", tag_field="ask"):
+    """What can you do at all? Answered by a Capabilities."""
+
+
+class AskState(msgspec.Struct, frozen=True, tag="state", tag_field="ask"):
+    """What is true of `job` now? Answered by a LauncherState, or 404 with a Problem where there is no such job."""
+
+    job: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="ask"):
+    """Begin with `operation`, once by its id however often it comes; answered at once by a Report."""
+
+    operation: Operation
+
+
+class Poll(msgspec.Struct, frozen=True, tag="poll", tag_field="ask"):
+    """How far is the operation of that id? Answered by a Report: `unknown` if it was never accepted."""
+
+    job: str
+    operation: OperationId
+
+
+Question = AskCapabilities | AskState | Submit | Poll
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why there is no answer (RFC 9457, ``application/problem+json``); `detail` is shown to people."""
+
+    title: str = ""
+    detail: str = ""
+
+
+KEY_HEADER: Final = "Idempotency-Key"
+_REF: Final = "#/components/schemas/{name}"
+_ASKS: Final = (AskCapabilities, AskState, Submit, Poll)
+_ANSWERS: Final = (Capabilities, LauncherState, Report)
+_HEADERS: Final = (
+    (STAMP_HEADER, True, "Unix seconds at which it was signed; refuse what is more than five minutes off."),
+    (SIGNATURE_HEADER, True, "HMAC-SHA256 over `timestamp:body` by the shared secret, in hexadecimal digits."),
+    (KEY_HEADER, False, "Of `submit` alone: the id of the operation, the same at every try."),
+)
+_REFUSALS: Final = {"401": "The signature is another's, or old.", "404": "There is no such job.", "503": "Ask later."}
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI 3.1 page of the service.
+
+    Examples
+    --------
+    >>> list(document()["paths"]["/"])
+    ['post']
+    """
+    found, schemas = msgspec.json.schema_components([*_ASKS, *_ANSWERS, Problem], ref_template=_REF)
+    asked, answered, problem = found[: len(_ASKS)], found[len(_ASKS) : -1], found[-1]
+    mapping = {tag: ref["$ref"] for tag, ref in zip(("capabilities", "state", "submit", "poll"), asked, strict=True)}
+    refusals = {
+        status: {"description": why, "content": {"application/problem+json": {"schema": problem}}}
+        for status, why in _REFUSALS.items()
+    }
+    answer = {"description": "The answer.", "content": {"application/json": {"schema": {"oneOf": answered}}}}
+    question = {"oneOf": asked, "discriminator": {"propertyName": "ask", "mapping": mapping}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "trainwarden webhook launcher",
+            "version": __version__,
+            "summary": "What a service answers that speaks for whatever started the jobs.",
+            "description": "Every request is a POST to the one URL that the settings name. See docs/webhook.md.",
+        },
+        "paths": {
+            "/": {
+                "post": {
+                    "operationId": "ask",
+                    "summary": "One question.",
+                    "parameters": [
+                        {"name": name, "in": "header", "required": always, "description": what,
+                         "schema": {"type": "string"}}
+                        for name, always, what in _HEADERS
+                    ],
+                    "requestBody": {"required": True, "content": {"application/json": {"schema": question}}},
+                    "responses": {"200": answer, **refusals},
+                }
+            }
+        },
+        "components": {"schemas": schemas},
+    }  # fmt: skip
+
+
+MAX_ANSWER_BYTES: Final = 8 * 2**20  # the state of 100,000 ranks takes 2 MB
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came back."""
+
+    status: int
+    media: str
+    body: bytes
+
+
+class Exchange:
+    """Asks `url`. It follows no redirect and knows no proxy: what is sent was signed for that address alone.
+
+    Parameters
+    ----------
+    secret : bytes
+        Known to both sides.
+    timeout_s : float
+        For one answer as a whole; connecting may take as long again.
+
+    Raises
+    ------
+    ConfigError
+        If `url` is none.
+    """
+
+    def __init__(self, url: str, secret: bytes, timeout_s: float, clock: Clock) -> None:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise ConfigError(f"launcher_settings.url: '{url}' is no address ({error})") from error
+        if parts.scheme not in ("http", "https") or not host or parts.username is not None or parts.fragment:
+            raise ConfigError(f"launcher_settings.url: '{url}' is no address like https://HOST:PORT/PATH")
+        self.host = parts.netloc
+        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._place = (host, port)
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._secret, self._timeout_s, self._clock = secret, timeout_s, clock
+
+    def ask(self, body: bytes, **headers: str) -> Answer:
+        """What is answered to `body`, which is signed with the time.
+
+        Raises
+        ------
+        LauncherUnavailable
+            If nothing, or too much, is answered in time.
+        """
+        sent = {"User-Agent": "trainwarden", "Content-Type": "application/json", **headers}
+        sent |= signed_headers(self._secret, body, self._clock.now_s())
+        host, port = self._place
+        connection = self._kind(host, port, timeout=self._timeout_s)
+        try:
+            connection.connect()
+            deadline_s = self._clock.monotonic_s() + self._timeout_s
+            connection.response_class = lambda sock, **more: _InTime(sock, deadline_s, self._clock, **more)  # type: ignore[assignment]
+            connection.request("POST", self._target, body, sent)
+            response = connection.getresponse()
+            said = response.read(MAX_ANSWER_BYTES + 1)
+            if len(said) > MAX_ANSWER_BYTES:
+                raise LauncherUnavailable(f"{self.host} answers more than {MAX_ANSWER_BYTES} bytes")
+            return Answer(response.status, response.headers.get_content_type(), said)
+        except TimeoutError:
+            raise LauncherUnavailable(f"{self.host} did not answer within {self._timeout_s:g} s") from None
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last of a host that is no name
+            raise LauncherUnavailable(f"{self.host} cannot be asked ({str(error) or type(error).__name__})") from error
+        finally:
+            connection.close()
+
+
+class _InTime(http.client.HTTPResponse):
+    """Read until the deadline and no longer: a limit for each byte would let an answer drip for ever."""
+
+    def __init__(self, sock: socket.socket, deadline_s: float, clock: Clock, **more: object) -> None:
+        super().__init__(sock, **more)  # type: ignore[arg-type]
+        self.fp.close()
+        self.fp = io.BufferedReader(_Pieces(sock, deadline_s, clock))
+
+
+class _Pieces(io.RawIOBase):
+    """The socket's own file: it keeps the socket open when the connection lets go of it before the answer is read."""
+
+    def __init__(self, sock: socket.socket, deadline_s: float, clock: Clock) -> None:
+        self._sock, self._deadline_s, self._clock = sock, deadline_s, clock
+        self._file = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
+        left_s = self._deadline_s - self._clock.monotonic_s()
+        if left_s <= 0.0:
+            raise TimeoutError
+        self._sock.settimeout(left_s)
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
 
 _MAX_SAID_CHARS: Final = 300
 T = TypeVar("T", Capabilities, LauncherState, Report)

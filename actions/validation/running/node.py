@@ -1,8 +1,13 @@
-"""One node's part of a validation: starts its ranks, sees them end, checks disk and memory; leads where rank 0 is."""
+"""One node's part of a validation: starts its ranks, sees them end, checks disk and memory; leads where rank 0 is.
+
+Where the store of a validation listens: at the ranks' address and no other.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import ipaddress
 import os
 import signal
 import socket
@@ -12,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import torch.distributed as dist
@@ -20,10 +26,49 @@ from trainwarden.actions.validation import programme
 from trainwarden.actions.validation.baseline import Baseline
 from trainwarden.actions.validation.results import Finding, Validation
 from trainwarden.actions.validation.running import rank
-from trainwarden.actions.validation.running.listening import listen
 from trainwarden.actions.validation.running.node_checks import NodeChecks
 from trainwarden.actions.validation.running.store import ANSWER_S, Board, Limited, StoreGone, StoreTalk, connect
 from trainwarden.errors import ConfigError, NotJudged
+
+_HERE: Final = "127.0.0.1"
+
+
+def listen(address: str, port: int, *, alone: bool) -> socket.socket:
+    """A socket at `address`; of this machine alone where all ranks are here.
+
+    An address that is none of this host's, such as that of a service which forwards to it, is reached by whichever it
+    is forwarded to; so is a name that this host alone takes for its loopback (Debian's 127.0.1.1).
+
+    Raises
+    ------
+    ConfigError
+        If its port is taken.
+    """
+    try:
+        for family, own in [(socket.AF_INET, _HERE)] if alone else _addresses(address):
+            try:
+                return socket.create_server((own, port), family=family)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+        return socket.create_server(("", port), family=socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"validate: port {port} cannot be listened on ({error.strerror})") from error
+
+
+def _addresses(name: str) -> list[tuple[int, str]]:
+    """Families and addresses of `name`, as far as others could mean the same by it; IPv4 first."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    told = {(int(family), str(at[0])) for family, _, _, _, at in found}
+    if name == "localhost":
+        return sorted(told)
+    return sorted(
+        one for one in told if one[1] == name or not ipaddress.ip_address(one[1].partition("%")[0]).is_loopback
+    )
+
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOOK_S = 0.05

@@ -1,4 +1,7 @@
-"""The reading side of the Kafka engine."""
+"""The reading side of the Kafka engine.
+
+What a Kafka group assigns to one member, as the library tells it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.errors import (
     CommitFailedError,
@@ -23,11 +27,32 @@ from kafka.structs import OffsetAndMetadata
 from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.kafka.buffers import Buffers
 from trainwarden.bus.kafka.client import Clients, is_about
-from trainwarden.bus.kafka.listener import Listener
 from trainwarden.bus.kafka.read import CLOSE_TIMEOUT_MS, message_of, offsets_at
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.topics import Topic
+
+
+class Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Notes what the group assigns; called from inside `poll` on the library's own loop."""
+
+    def __init__(self) -> None:
+        self.assigned: frozenset[TopicPartition] = frozenset()
+        self.changes = 0
+        self.lost = False  # the group had put us out: others may have read on
+
+    def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+        self.assigned = frozenset()
+        self.changes += 1
+
+    def on_partitions_lost(self, lost: set[TopicPartition]) -> None:
+        self.on_partitions_revoked(list(lost))
+        self.lost = True
+
+    def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
+        self.assigned = frozenset(assigned)
+        self.changes += 1
+
 
 log = logging.getLogger("trainwarden.bus")
 

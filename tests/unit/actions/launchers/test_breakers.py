@@ -13,7 +13,7 @@ from trainwarden.actions.launchers.breakers import Breakers
 from trainwarden.actions.launchers.kubernetes import api
 from trainwarden.actions.launchers.slurm.commands import Commands
 from trainwarden.actions.launchers.webhook import client as webhook
-from trainwarden.actions.launchers.webhook.exchange import Answer
+from trainwarden.actions.launchers.webhook.client import Answer
 from trainwarden.errors import LauncherError, LauncherUnavailable
 
 PAUSE_S = 5.0

@@ -12,7 +12,7 @@ import pytest
 
 from trainwarden.actions.validation.results import NodeReport, RankInfo
 from trainwarden.actions.validation.running import disk_child, memory_child, processor
-from trainwarden.actions.validation.running.listening import listen
+from trainwarden.actions.validation.running.node import listen
 from trainwarden.actions.validation.running.node_checks import NodeChecks
 
 

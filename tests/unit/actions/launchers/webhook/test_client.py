@@ -12,9 +12,7 @@ import pytest
 from tests.doubles import ManualClock
 from tests.memory_launcher import MemoryLauncher
 from tests.places import ROOT
-from trainwarden.actions.launchers.webhook.client import WebhookConfig, WebhookLauncher
-from trainwarden.actions.launchers.webhook.exchange import Answer
-from trainwarden.actions.launchers.webhook.questions import document
+from trainwarden.actions.launchers.webhook.client import Answer, WebhookConfig, WebhookLauncher, document
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.launching import Operation, Report
 from trainwarden.protocols import Scope
