@@ -52,13 +52,17 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One node of a job, as the launcher sees it, and which ranks are placed on it."""
+    """One node of a job, as the launcher sees it, and which ranks are placed on it.
+
+    `waits`: what starts ranks there lives, and has none of this round to run.
+    """
 
     node: str
     state: NodeCondition = "healthy"
     ranks: tuple[Rank, ...] = ()
     why: str = ""
     since_s: float | None = None
+    waits: bool = False
 
 
 class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

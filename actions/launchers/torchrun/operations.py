@@ -262,7 +262,7 @@ def _nodes(table: JobTable, now_s: float) -> tuple[NodeState, ...]:
         if one.node not in found:
             cordoned = one.node in memory.cordoned
             why = memory.cordoned.get(one.node, "")
-            found[one.node] = NodeState(node=one.node, state="cordoned" if cordoned else "spare", why=why)
+            found[one.node] = NodeState(node=one.node, state="cordoned" if cordoned else "spare", why=why, waits=True)
     for node, why in memory.cordoned.items():
         found.setdefault(node, NodeState(node=node, state="cordoned", why=why))
     return tuple(found.values())
@@ -271,9 +271,10 @@ def _nodes(table: JobTable, now_s: float) -> tuple[NodeState, ...]:
 def _node_state(node: str, member: Member | None, table: JobTable, now_s: float) -> NodeState:
     memory = table.memory
     ranks = member.beat.ranks if member is not None and member.beat.at == memory.round else ()
-    if node in memory.cordoned:
-        return NodeState(node=node, state="cordoned", ranks=ranks, why=memory.cordoned[node])
     there = member is not None and table.members.absence(member.life, now_s) is None
+    if node in memory.cordoned:
+        waits = there and not ranks
+        return NodeState(node=node, state="cordoned", ranks=ranks, why=memory.cordoned[node], waits=waits)
     return (
         NodeState(node=node, ranks=ranks)
         if there
