@@ -7,17 +7,14 @@ its minimum, and one that waits for nodes loses none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
 from trainwarden.actions.coordinator.throughput import Curve
 from trainwarden.actions.planners.questions.cluster import ClusterQuestion, Task, choose
-from trainwarden.launching import LauncherState
+from trainwarden.launching import COORDINATOR_MARK, LauncherState
 from trainwarden.records import TaskRecord
-
-MARK: Final = "coordinator: "  # how a cordon begins that the coordinator may lift
-HELD: Final = f"{MARK}waits to be given to this job"
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +62,7 @@ def member_of(task: TaskRecord, curve: Curve, state: LauncherState | None, *, fa
     for node in state.nodes:
         kind: str = node.state
         if kind == "cordoned":
-            kind = "barred" if not node.why.startswith(MARK) else "leaving" if node.ranks else "waiting"
+            kind = "barred" if not node.why.startswith(COORDINATOR_MARK) else "leaving" if node.ranks else "waiting"
             kind = "gone" if kind == "waiting" and not node.waits else kind
         elif kind != "lost":
             kind = "holds"

@@ -74,6 +74,9 @@ class ThroughputMeter:
         `per_node` is what it is assumed to bring where none is known.
         """
         known = {nodes: value for nodes, value in enumerate(task.throughput) if value is not None and nodes}
+        if task.status is not None:  # measured by the coordinator before this one
+            said = enumerate(task.status.throughput)
+            known |= {nodes: value for nodes, value in said if value and nodes not in task.status.assumed}
         for nodes, step_s in self._step_s.get(task.job, {}).items():
             known[nodes] = task.work_per_step * (nodes if task.work_grows else 1) / step_s
         values, assumed = [0.0], []
@@ -85,18 +88,9 @@ class ThroughputMeter:
         return Curve(tuple(values), tuple(assumed))
 
     def curves(self, tasks: Sequence[TaskRecord]) -> dict[str, Curve]:
-        """The curve of each of `tasks`; of whom nothing is known, a node is worth the mean of the others."""
+        """The curve of each of `tasks`; where nothing is known of one, its nodes bring the mean of the others'."""
         alone = {task.job: self.curve(task, 0.0) for task in tasks}
-        known = [task for task in tasks if any(alone[task.job].throughput)]
-        shares = [
-            one.weight * alone[one.job].throughput[nodes] / nodes
-            for one in known
-            for nodes in [next(n for n in range(1, one.maximum + 1) if alone[one.job].throughput[n])]
-        ]
+        firsts = (next((n for n, value in enumerate(one.throughput) if value), 0) for one in alone.values())
+        shares = [one.throughput[n] / n for one, n in zip(alone.values(), firsts, strict=True) if n]
         mean = sum(shares) / len(shares) if shares else 1.0
-        return {
-            task.job: alone[task.job]
-            if task in known
-            else self.curve(task, mean / task.weight if task.weight else mean)
-            for task in tasks
-        }
+        return {t.job: alone[t.job] if any(alone[t.job].throughput) else self.curve(t, mean) for t in tasks}

@@ -28,6 +28,8 @@ OperationId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 Generation = Annotated[int, msgspec.Meta(ge=0)]
 Sentence = Annotated[str, msgspec.Meta(max_length=2000)]
 MAX_SENTENCE_CHARS = 2000
+COORDINATOR_MARK: Final = "coordinator: "
+"""How the reason of a cordon begins that the coordinator of many jobs may lift."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainwarden.actions.coordinator.reallocation import MARK, Member, Step, available, member_of, next_steps, plan
+from trainwarden.actions.coordinator.reallocation import Member, Step, available, member_of, next_steps, plan
 from trainwarden.actions.coordinator.throughput import Curve
-from trainwarden.launching import LauncherState, NodeState
+from trainwarden.launching import COORDINATOR_MARK, LauncherState, NodeState
 from trainwarden.records import TaskRecord
 
 
@@ -77,10 +77,10 @@ def test_a_node_that_a_person_or_the_engine_cordoned_is_nobodys() -> None:
     nodes = (
         NodeState(node="n1", ranks=(0,)),
         NodeState(node="n2", state="cordoned", why="gpu_lost", waits=True),
-        NodeState(node="n3", state="cordoned", why=f"{MARK}given away", waits=True),
-        NodeState(node="n4", state="cordoned", why=f"{MARK}given away"),  # its torchrun has ended
+        NodeState(node="n3", state="cordoned", why=f"{COORDINATOR_MARK}given away", waits=True),
+        NodeState(node="n4", state="cordoned", why=f"{COORDINATOR_MARK}given away"),  # its torchrun has ended
         NodeState(node="n5", state="lost", ranks=(1,)),
-        NodeState(node="n6", state="cordoned", why=f"{MARK}given away", ranks=(2,)),
+        NodeState(node="n6", state="cordoned", why=f"{COORDINATOR_MARK}given away", ranks=(2,)),
     )
     state = LauncherState(job="a", phase="running", generation=1, nodes=nodes)
     one = member_of(TaskRecord(id="a", job="a", at_s=0.0, maximum=4), Curve((0.0, 1.0, 2.0, 3.0, 4.0), ()), state)

@@ -71,6 +71,6 @@ def test_few_steps_measure_nothing() -> None:
 def test_a_node_of_an_unknown_job_is_worth_the_mean_of_the_others() -> None:
     other = TaskRecord(id="b", job="b", at_s=0.0, maximum=2, weight=2.0)
     curves = measured((2, 0.5)).curves([TASK, other])  # 16 on two nodes
-    assert curves["b"].throughput == pytest.approx((0.0, 4.0, 8.0))  # with weight 2 as much as the other's 8 a node
+    assert curves["b"].throughput == pytest.approx((0.0, 8.0, 16.0))
     assert curves["b"].assumed == (1, 2)
-    assert ThroughputMeter().curves([other])["b"].throughput == (0.0, 0.5, 1.0)
+    assert ThroughputMeter().curves([other])["b"].throughput == (0.0, 1.0, 2.0)
