@@ -41,7 +41,7 @@ log = logging.getLogger("trainwarden.coordinator")
 MEMORY_S: Final = 7 * 86_400.0
 SETTLED_S: Final = 1.0  # nodes come and go one by one within a moment: one plan is made for all of them
 DISCOVER_S: Final = 1.0
-REPORT_S: Final = 5.0
+REPORT_S: Final = 15.0
 MOST_TRIES: Final = 3  # of an order that its launcher refused, or could not carry out
 OVER: Final = ("ended", "stopping")
 

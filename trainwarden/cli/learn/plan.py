@@ -59,13 +59,12 @@ def _live(what: str, voice: Voice, config: Path | None) -> int:
     settings = load(config)
     bus = connect(settings.bus, settings.kafka)
     try:
-        messages = list(bus.read(TASKS))
+        newest = {record.job: (m.time_s, record) for m in bus.read(TASKS) if isinstance(record := m.record, TaskRecord)}
     finally:
         bus.close()
-    newest = {message.record.job: message for message in messages}
-    said = [one for one in newest.values() if one.record.status is not None]
-    tasks = [one.record for one in said if not one.record.finished]
-    fresh = bool(said) and time.time() - max(one.time_s for one in said) < FRESH_S
+    said = [(time_s, task) for time_s, task in newest.values() if task.status is not None]
+    tasks = [task for _, task in said if not task.finished]
+    fresh = bool(said) and time.time() - max(time_s for time_s, _ in said) < FRESH_S
     answer = _cluster(tasks, fresh)
     for line in _lines(answer):
         voice.say(line)
