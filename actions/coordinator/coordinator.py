@@ -143,7 +143,8 @@ class Coordinator:
                 memory.apply(message.record, message.offset, message.time_s)
         self._outbox.remind(memory)
         for message in bus.read(TASKS, from_time_s=None):
-            self._register(message.record)
+            if isinstance(message.record, TaskRecord):
+                self._register(message.record)
         foreign = {one.cause for one in memory.under_way.values() if one.kind != "reconfigure"}
         started = self._acting.take_over(memory, foreign)
         for one in self._settings.tasks:
@@ -275,13 +276,13 @@ class Coordinator:
 
     def _follow(self, members: Sequence[Member], now_s: float) -> None:
         """The next orders on the way to the goal; once there are none it is reached, as far as it can be."""
-        if self._goal is None:
+        if (goal := self._goal) is None:
             return
-        steps = next_steps(members, self._goal.assignment)
-        if not steps and not any(one.leaving for one in members):
-            self._goal = None if self._rules.mode_of("reconfigure") != "observe" else self._goal
+        steps = next_steps(members, goal.assignment)
+        if not steps and not any(one.leaving for one in members) and self._rules.mode_of("reconfigure") != "observe":
+            self._goal = None
         for step in steps:
-            self._decide(step, self._goal, now_s)
+            self._decide(step, goal, now_s)
 
     def _decide(self, step: Step, goal: _Goal, now_s: float) -> None:
         """Propose, hold, skip or carry out; each is recorded once."""
@@ -378,6 +379,6 @@ def _differs(before: TaskRecord | None, now: TaskRecord) -> bool:
     if before is None or before.status is None or now.status is None:
         return True
     one, other = before.status, now.status
-    return (one.nodes, one.planned, one.restart_only, one.phase, before.finished) != (
-        other.nodes, other.planned, other.restart_only, other.phase, now.finished,
+    return (one.nodes, one.planned, one.restart_only, one.phase, one.event, before.finished) != (
+        other.nodes, other.planned, other.restart_only, other.phase, other.event, now.finished,
     )  # fmt: skip
