@@ -71,6 +71,31 @@ class EngineSettings(Config, frozen=True, kw_only=True):
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
 
 
+class TaskSettings(Config, frozen=True, kw_only=True):
+    """A job that may be given nodes, and taken from; see `trainwarden.records.TaskRecord`."""
+
+    job: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    weight: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 1.0
+    minimum: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+    maximum: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    work_per_step: Annotated[float, msgspec.Meta(gt=0.0, le=1e30)] = 1.0
+    work_grows: bool = False
+    throughput: tuple[Annotated[float, msgspec.Meta(ge=0.0, le=1e30)] | None, ...] = ()
+
+
+class CoordinatorSettings(Config, frozen=True, kw_only=True):
+    """The coordinator of many jobs' nodes. The engine's settings say what it may do, how often, and by which launcher.
+
+    `running_s` is the expected time to the next change of the cluster, `transition_s` how long a changed job stands
+    still.
+    """
+
+    tasks: Annotated[tuple[TaskSettings, ...], msgspec.Meta(max_length=1000)] = ()
+    running_s: PositiveSeconds = 86_400.0
+    transition_s: PositiveSeconds = 120.0
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
+
+
 class LaunchSettings(Config, frozen=True, kw_only=True):
     """The local launcher: how long it waits for whom, and where the job's checkpoints lie.
 
@@ -202,6 +227,7 @@ class Settings(Config, frozen=True, kw_only=True):
     agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
     detection: DetectionSettings = msgspec.field(default_factory=DetectionSettings)
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
+    coordinator: CoordinatorSettings = msgspec.field(default_factory=CoordinatorSettings)
     launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
     trainer: TrainerSettings = msgspec.field(default_factory=TrainerSettings)

@@ -22,6 +22,7 @@ from trainwarden.records import (
     Record,
     SamplingRecord,
     SnapshotRecord,
+    TaskRecord,
     VerdictRecord,
 )
 
@@ -110,12 +111,13 @@ SAMPLING = Topic("trainwarden.sampling", SamplingRecord, keep_s=3600.0)
 COMMANDS = Topic("trainwarden.commands", CommandRecord, keep_s=inf)  # a stop holds until somebody resumes
 DEAD_LETTERS = Topic("trainwarden.dead_letters", DeadLetter)
 SNAPSHOTS = Topic("trainwarden.snapshots", SnapshotRecord, keep_s=86_400.0, compact=True)
+TASKS = Topic("trainwarden.tasks", TaskRecord, keep_s=90 * 86_400.0, compact=True)
 
 TOPICS: dict[str, Topic[Record]] = {
     topic.name: topic
     for topic in (
         METRICS, ITERATIONS, HEARTBEATS, COLLECTIVES, LOGS, EVENTS, VERDICTS, INCIDENTS, ACTIONS, SAMPLING,
-        COMMANDS, DEAD_LETTERS, SNAPSHOTS,
+        COMMANDS, DEAD_LETTERS, SNAPSHOTS, TASKS,
     )
 }  # fmt: skip
 

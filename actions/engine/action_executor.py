@@ -13,12 +13,13 @@ import msgspec
 
 from trainwarden.actions.brakes.active_brake import ActiveBrake
 from trainwarden.actions.brakes.history import BY_LAUNCHER, NODES_OUT, STALE, UNDONE
-from trainwarden.actions.engine.approval import planned_at
+from trainwarden.actions.engine.approval import answer_of, planned_at
 from trainwarden.actions.engine.control_consumer import ControlConsumer
 from trainwarden.actions.engine.launcher_client import LauncherClient
 from trainwarden.actions.engine.operation_tracker import ActionResult, OperationTracker
 from trainwarden.actions.engine.outbox import Outbox
 from trainwarden.actions.remedies.engine_state import EngineState, with_outcome
+from trainwarden.actions.remedies.policy import Mode
 from trainwarden.clock import Clock
 from trainwarden.commands.builders import EVERY_JOB, latch
 from trainwarden.protocols import Bus, Message
@@ -94,6 +95,23 @@ class ActionExecutor:
     def unfinished(self, cause: str) -> list[ActionRecord]:
         """What this engine has to bring to its end about `cause`."""
         return [a for a in self.memory.under_way.values() if a.cause == cause and a.id in self.mine]
+
+    def agreed(self, action: ActionRecord, mode: Mode, now_s: float, replan_s: float) -> ActionRecord | None:
+        """What may be carried out: all in mode auto, else what a person has approved, as it was shown then.
+
+        None: a person has to say so first, and `action` is shown if that is news.
+        """
+        if mode == "auto":
+            return action
+        state = self.calls.state(action.job, now_s)
+        if state is None:
+            return None  # nobody could say from which state it was planned
+        action = planned_at(action, state.generation)
+        known, word = self.memory.actions.get(action.id), self.memory.approved.get(action.id)
+        verdict = answer_of(known, action, word, replan_s)
+        if verdict is None:
+            self.outbox.put(action, self.memory)
+        return verdict if isinstance(verdict, ActionRecord) else None
 
     def start(self, action: ActionRecord, now_s: float) -> ActionRecord | None:
         """Record `action` as started, to be gone on with; None if it has to be thought over at the next tick."""

@@ -16,10 +16,9 @@ from trainwarden.actions.brakes.active_brake import ActiveBrake, BrakeInput
 from trainwarden.actions.brakes.history import NODES_OUT
 from trainwarden.actions.brakes.nodes import TAKEN
 from trainwarden.actions.engine.action_executor import ActionExecutor
-from trainwarden.actions.engine.approval import answer_of, planned_at
 from trainwarden.actions.engine.control_consumer import OVERLAP_S
 from trainwarden.actions.engine.cordons import CordonExecutor
-from trainwarden.actions.engine.launcher_client import VERBS, LauncherClient
+from trainwarden.actions.engine.launcher_client import LauncherClient, verb_of
 from trainwarden.actions.engine.operation_tracker import ActionResult, OperationTracker
 from trainwarden.actions.engine.outbox import Outbox
 from trainwarden.actions.engine.preconditions import asked_of, cancel_reason
@@ -100,6 +99,7 @@ class EngineHandler:
         self._cordons.forget()
         elsewhere = self._take_causes(memory, bus, consumer, now_s - MEMORY_S)
         self._memory = memory
+        elsewhere |= {one.cause for one in memory.under_way.values() if one.kind == "reconfigure"}  # the coordinator's
         started = self._acting.take_over(memory, elsewhere)
         for action in started:
             if action.cause not in memory.cases and action.cause not in self._cordons:
@@ -199,7 +199,7 @@ class EngineHandler:
     def _busy(self, incident: IncidentRecord, now_s: float) -> bool:
         """Whether something is being done for it or to its job's ranks; not a drain of hours, nor what is adopted."""
         return any(
-            (a.cause == incident.id or (a.job == incident.job and VERBS.get(a.kind) not in NODE_VERBS))
+            (a.cause == incident.id or (a.job == incident.job and verb_of(a) not in NODE_VERBS))
             and (a.id in self._acting.mine or self._under_way.may_last(a, now_s))
             and not self._under_way.adopting(a.id)
             for a in self._memory.under_way.values()
@@ -220,7 +220,7 @@ class EngineHandler:
             self._acting.skip(action, now_s, f"denied by {by}")
         elif intent.kind in NODES_OUT and self._taking_out():
             pass
-        elif (agreed := action if mode == "auto" else self._agreed(known, action, now_s)) is not None:
+        elif (agreed := self._acting.agreed(action, mode, now_s, self._rules.config.replan_s)) is not None:
             asked = self._asked(agreed, case, now_s)
             if asked.latch is None and known is not None and known.plan.get("held") == TAKEN:
                 dropped = "dropped when the brake on nodes taken out was reset: a person has looked"
@@ -238,17 +238,6 @@ class EngineHandler:
     def _asked(self, action: ActionRecord, case: IncidentState, now_s: float) -> BrakeInput:
         state = self._calls.state(action.job, now_s)
         return asked_of(action, case, self._memory, self._rules.remedies, state)
-
-    def _agreed(self, known: ActionRecord | None, action: ActionRecord, now_s: float) -> ActionRecord | None:
-        """What a person has approved, as it was shown then; else None, and `action` is shown if that is news."""
-        state = self._calls.state(action.job, now_s)
-        if state is None:
-            return None  # nobody could say from which state it was planned
-        action = planned_at(action, state.generation)
-        verdict = answer_of(known, action, self._memory.approved.get(action.id), self._rules.config.replan_s)
-        if verdict is None:
-            self._outbox.put(action, self._memory)
-        return verdict if isinstance(verdict, ActionRecord) else None
 
     def _carry_out(self, action: ActionRecord, case: IncidentState, now_s: float) -> None:
         """Keep `started` on the bus, and only then call the launcher."""

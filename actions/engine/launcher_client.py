@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from trainwarden.launching import (
     Targets,
     Verb,
 )
-from trainwarden.records import ActionKind, ActionRecord
+from trainwarden.records import ActionKind, ActionRecord, TaskRecord
 from trainwarden.self_metrics import SelfMetrics
 
 log = logging.getLogger("trainwarden.engine")
@@ -42,6 +42,7 @@ VERBS: Final[Mapping[ActionKind, Verb]] = {
     "uncordon_node": "uncordon",
     "validate": "validate",
 }
+RECONFIGURES: Final[tuple[Verb, ...]] = ("evict", "uncordon")
 T = TypeVar("T")
 
 
@@ -112,6 +113,11 @@ class LauncherClient:
         """Whether the launcher has last said that it knows no `job`; then waiting for it is of little use."""
         return job in self._unknown
 
+    def ask_jobs(self, question: Callable[[], Sequence[TaskRecord]]) -> Sequence[TaskRecord]:
+        """What a launcher says that it runs; nothing while it cannot be asked."""
+        found = self._ask(question, quiet=True)
+        return found if isinstance(found, Sequence) else ()
+
     def forget_state(self, job: str) -> None:
         """What was known of `job` is no longer true: something was done to it."""
         self._states.pop(job, None)
@@ -156,6 +162,21 @@ class LauncherClient:
         self._metrics.count("launcher_errors_total", "Calls that the launcher did not do.", kind=kind)
 
 
+def verb_of(action: ActionRecord) -> Verb | None:
+    """What a launcher is asked for `action`; a reconfiguration takes a node from its job, or gives it one.
+
+    Examples
+    --------
+    >>> action = ActionRecord(id="c", job="j", kind="reconfigure", outcome="proposed", at_s=0.0, why="n3 is lost",
+    ...     plan={"verb": "uncordon", "nodes": ["n2"]})
+    >>> verb_of(action)
+    'uncordon'
+    """
+    if action.kind == "reconfigure":
+        return next((verb for verb in RECONFIGURES if verb == action.plan.get("verb")), None)
+    return VERBS.get(action.kind)
+
+
 def digest_of(action: ActionRecord) -> str:
     """What stands for all that `action` would do, and from where: kind, targets, plan and generation.
 
@@ -168,7 +189,7 @@ def digest_of(action: ActionRecord) -> str:
     >>> digest_of(action) == digest_of(msgspec.structs.replace(action, generation=5))
     False
     """
-    if action.kind in VERBS:
+    if verb_of(action) is not None:
         asked = operation_of(action, action.generation or 0, by="")
         done: object = (asked.kind, asked.job, asked.targets, asked.plan, action.generation)
     else:
@@ -192,7 +213,7 @@ def operation_of(action: ActionRecord, generation: int, by: str) -> Operation:
     >>> operation.kind, operation.targets.nodes, operation.expected_generation
     ('evict', ('n7',), 4)
     """
-    verb = VERBS.get(action.kind)
+    verb = verb_of(action)
     if verb is None:
         raise LauncherError(f"no launcher call for {action.kind}")
     return Operation(

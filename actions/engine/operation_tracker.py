@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from trainwarden.actions.brakes.history import FAILURES, RESTARTS
-from trainwarden.actions.engine.launcher_client import VERBS, LauncherClient, Unreachable
+from trainwarden.actions.engine.launcher_client import LauncherClient, Unreachable, verb_of
 from trainwarden.actions.remedies.adoption import names
 from trainwarden.actions.remedies.policy import PolicyConfig
 from trainwarden.actions.validation.question import answer
@@ -82,7 +82,7 @@ class OperationTracker:
 
     def may_last(self, action: ActionRecord, now_s: float) -> bool:
         """Whether what another engine has started may still be going on."""
-        verb = VERBS.get(action.kind)
+        verb = verb_of(action)
         return verb is not None and now_s - action.at_s < self._config.deadline_s(verb)
 
     def adopting(self, action: str) -> bool:
@@ -155,7 +155,7 @@ class OperationTracker:
             return self._end(action, "failed", f"the launcher could not: {report.text}")
         trail.inherited = False
         age_s = now_s - action.at_s
-        verb = VERBS.get(action.kind)
+        verb = verb_of(action)
         if verb is not None and age_s > (deadline_s := self._config.deadline_s(verb)):
             said = f"; the launcher last said: {report.text}" if report.text else ""
             return self._end(action, "failed", f"it was not done within {deadline_s:.0f} s{said}")

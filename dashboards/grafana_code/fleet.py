@@ -75,7 +75,18 @@ _LINES: Final[list[Line]] = [
             ),
         ],
     ),
-    (8, [rows("Models that vote", "none", "trainwarden_model_info")]),
+    (
+        8,
+        [
+            rows("Models that vote", "none", "trainwarden_model_info"),
+            graph(
+                "Weighted throughput of all jobs",
+                "none",
+                ("max by (plan) (trainwarden_coordinator_waf)", "{{plan}}"),
+                about="Of the coordinator: now, as planned, and if jobs were only restarted.",
+            ),
+        ],
+    ),
 ]
 
 

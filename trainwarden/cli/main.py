@@ -49,6 +49,10 @@ _COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.serve.engine:engine",
         "The action engine: turns incidents into the cheapest action that works, until stopped.",
     ),
+    "coordinator": Entry(
+        "trainwarden.cli.serve.coordinator:coordinator",
+        "The coordinator: shares a cluster's nodes out among its jobs, whenever something changes, until stopped.",
+    ),
     "trainer": Entry(
         "trainwarden.cli.serve.trainer:trainer",
         "The trainer: retrains on schedule, on drift and on request; audits who serves, until stopped.",

@@ -17,6 +17,7 @@ a launcher whose generation has risen since then refuses it, so nobody acts on w
 from trainwarden.launching.launcher import Launcher
 from trainwarden.launching.messages import (
     CHECKS,
+    COORDINATOR_MARK,
     MAX_SENTENCE_CHARS,
     NODE_VERBS,
     Accused,
@@ -44,6 +45,7 @@ from trainwarden.launching.rates import DeviceRate, LinkRate, Rates, device_rate
 
 __all__ = [
     "CHECKS",
+    "COORDINATOR_MARK",
     "MAX_SENTENCE_CHARS",
     "NODE_VERBS",
     "Accused",

@@ -28,6 +28,8 @@ OperationId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 Generation = Annotated[int, msgspec.Meta(ge=0)]
 Sentence = Annotated[str, msgspec.Meta(max_length=2000)]
 MAX_SENTENCE_CHARS = 2000
+COORDINATOR_MARK: Final = "coordinator: "
+"""How the reason of a cordon begins that the coordinator of many jobs may lift."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,13 +54,17 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One node of a job, as the launcher sees it, and which ranks are placed on it."""
+    """One node of a job, as the launcher sees it, and which ranks are placed on it.
+
+    `waits`: what starts ranks there lives, and has none of this round to run.
+    """
 
     node: str
     state: NodeCondition = "healthy"
     ranks: tuple[Rank, ...] = ()
     why: str = ""
     since_s: float | None = None
+    waits: bool = False
 
 
 class LauncherState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -25,7 +25,7 @@ from trainwarden.records.base import (
     Severity,
     basis_said,
 )
-from trainwarden.records.decided import ActionRecord, CommandRecord, Signature
+from trainwarden.records.decided import ActionRecord, CommandRecord, Signature, TaskRecord, TaskStatus
 from trainwarden.records.judged import IncidentRecord, SamplingRecord, Suspect, VerdictRecord, Vote
 from trainwarden.records.kept import DeadLetter, SnapshotRecord
 from trainwarden.records.measured import (
@@ -42,5 +42,5 @@ __all__ = [
     "ActionKind", "ActionRecord", "CollectivesRecord", "CommandRecord", "DeadLetter", "EventKind", "EventName",
     "EventRecord", "HeartbeatRecord", "IncidentKind", "IncidentRecord", "IterationRecord", "LogRecord", "MetricsRecord",
     "Outcome", "Phase", "Rank", "Ratio", "Record", "SamplingRecord", "Severity", "Signature", "SnapshotRecord",
-    "Suspect", "VerdictRecord", "Vote", "basis_said",
+    "Suspect", "TaskRecord", "TaskStatus", "VerdictRecord", "Vote", "basis_said",
 ]  # fmt: skip

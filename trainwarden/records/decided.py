@@ -73,3 +73,47 @@ class CommandRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
     node: str | None = None
     why: str = ""
     signature: Signature | None = None
+
+
+class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the coordinator says of a task: nodes that it has, is to have, and would have if jobs were only restarted.
+
+    `throughput` is by number of nodes from 0, of which `assumed` were not measured. The three `waf` are weight times
+    throughput, those of `waf_s` their sums over time since the coordinator's start. `mode` and `event` are the
+    coordinator's: what it may do, and what it has planned for last.
+    """
+
+    nodes: tuple[str, ...] = ()
+    planned: int | None = None
+    restart_only: int | None = None
+    throughput: tuple[float | None, ...] = ()
+    assumed: tuple[int, ...] = ()
+    waf: dict[str, float] = msgspec.field(default_factory=dict)
+    waf_s: dict[str, float] = msgspec.field(default_factory=dict)
+    mode: str = "observe"
+    event: str = ""
+    phase: str = ""
+    why: str = ""
+
+
+class TaskRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="task"):
+    """A job that the coordinator may give nodes, or take them from; the newest of a job holds.
+
+    It is worth nothing on fewer than `minimum` nodes, and gets no more than `maximum`. `weight` compares jobs.
+    `work_per_step` is a step's work in a unit that all jobs share; with `work_grows` each node brings as much to a
+    step. `throughput` is work a second by number of nodes from 0, where it was measured before. `by` is who has
+    registered it.
+    """
+
+    id: str
+    job: str
+    at_s: float
+    weight: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 1.0
+    minimum: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+    maximum: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    work_per_step: Annotated[float, msgspec.Meta(gt=0.0, le=1e30)] = 1.0
+    work_grows: bool = False
+    throughput: tuple[Annotated[float, msgspec.Meta(ge=0.0, le=1e30)] | None, ...] = ()
+    finished: bool = False
+    by: str = ""
+    status: TaskStatus | None = None

@@ -43,6 +43,8 @@ class Place(NamedTuple):
     spares: int | None = None
     failures: int | None = None
     grow: str | None = None
+    weight: float | None = None
+    held: bool | None = None
 
 
 class Begin(NamedTuple):
@@ -165,7 +167,7 @@ class Agent:
 
     def _hello(self, own_host: str) -> Fields:
         place = self._place
-        asked = {name: getattr(place, name) for name in ("place", "spares", "failures", "grow")}
+        asked = {name: getattr(place, name) for name in ("place", "spares", "failures", "grow", "weight", "held")}
         with self._changed:
             hello = {
                 **{name: value for name, value in asked.items() if value is not None},

@@ -50,7 +50,8 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     ----------
     parameters : RendezvousParameters
         ``--rdzv-conf`` may name ``token_file``, ``tls_ca``, ``tls_certificate``, ``tls_key``, ``node_rank``,
-        ``spares``, ``max_failures``, ``grow``, and torch's own ``join_timeout`` and ``last_call_timeout`` in seconds.
+        ``spares``, ``max_failures``, ``grow``, ``weight``, ``held``, and torch's own ``join_timeout`` and
+        ``last_call_timeout`` in seconds.
     """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
@@ -63,6 +64,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
             job, node, parameters.min_nodes, parameters.max_nodes, parameters.local_addr,
             float(parameters.get("last_call_timeout", 30.0)), _number(parameters, "node_rank"),
             _number(parameters, "spares"), _number(parameters, "max_failures"), _grow(parameters),
+            _weight(parameters), _held(parameters),
         )  # fmt: skip
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # else a node lost meanwhile would end all others
         self._around = Surroundings(
@@ -242,6 +244,21 @@ def _grow(parameters: RendezvousParameters) -> str | None:
     if said not in (None, "worth", "now", "restart"):
         raise ValueError(f"--rdzv-conf: grow is one of worth, now, restart, not '{str(said)[:80]}'")
     return None if said is None else str(said)
+
+
+def _held(parameters: RendezvousParameters) -> bool | None:
+    said = parameters.get("held")
+    if said not in (None, "yes", "no"):
+        raise ValueError(f"--rdzv-conf: held is yes or no, not '{str(said)[:80]}'")
+    return None if said is None else said == "yes"
+
+
+def _weight(parameters: RendezvousParameters) -> float | None:
+    said = parameters.get("weight")
+    try:
+        return None if said is None else float(said)
+    except ValueError as error:
+        raise ValueError(f"--rdzv-conf: weight has to be a number, not '{str(said)[:80]}'") from error
 
 
 def _address(text: str) -> tuple[str, int]:

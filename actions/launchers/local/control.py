@@ -40,6 +40,19 @@ class AskState(msgspec.Struct, frozen=True, tag="state", tag_field="do"):
     job: str
 
 
+class AskJobs(msgspec.Struct, frozen=True, tag="jobs", tag_field="do"):
+    """Which jobs are there for the coordinator?"""
+
+
+class JobSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose nodes were started with a weight: it needs `minimum` nodes, and uses `maximum`."""
+
+    job: str
+    weight: float
+    minimum: int
+    maximum: int
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="do"):
     """Carry `operation` out."""
 
@@ -61,6 +74,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     state: LauncherState | None = None
     report: Report | None = None
+    jobs: tuple[JobSeen, ...] = ()
     error: str | None = None
     later: str | None = None
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from trainwarden.actions.launchers.local.control import AskState, Poll, Reply, Submit
+from trainwarden.actions.launchers.local.control import AskJobs, AskState, Poll, Reply, Submit
 from trainwarden.actions.launchers.torchrun.messages import ENCODE, MAX_BYTES, Question
 from trainwarden.actions.launchers.torchrun.operations import CAPABILITIES
 from trainwarden.clock import Clock
@@ -22,6 +22,7 @@ from trainwarden.metrics_http.access import read_token
 from trainwarden.metrics_http.tls import peer_tls, trouble
 from trainwarden.network.host_port import host_and_port
 from trainwarden.protocols import Scope
+from trainwarden.records import TaskRecord
 from trainwarden.settings import Config, PositiveSeconds
 
 BETWEEN_S: Final = 0.25  # between two questions of a person's command
@@ -105,7 +106,17 @@ class TorchrunLauncher:
                 del self._ended[next(iter(self._ended))]
         return report
 
-    def _ask(self, ask: AskState | Submit | Poll) -> Reply:
+    def jobs(self) -> Sequence[TaskRecord]:
+        """Jobs at the service whose nodes were started with a weight, for the coordinator."""
+        return [
+            TaskRecord(
+                id=one.job, job=one.job, at_s=0.0, weight=one.weight, minimum=one.minimum, maximum=one.maximum,
+                by="rendezvous",
+            )
+            for one in self._ask(AskJobs()).jobs
+        ]  # fmt: skip
+
+    def _ask(self, ask: AskState | AskJobs | Submit | Poll) -> Reply:
         """The answer of the first endpoint whose service hears agents of the job.
 
         Raises

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from trainwarden.actions.launchers.local.control import AskState, Poll, Submit
+from trainwarden.actions.launchers.local.control import AskJobs, AskState, Poll, Submit
 from trainwarden.launching import Report, Verb
 
 MAX_BYTES: Final = 1 << 20  # of a line: the seats of 4,096 nodes fit
@@ -136,7 +136,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="d
 
     `place` is the node rank that a person has given it, `spares` how many torchruns may wait beside `most`. `failures`
     without a newer checkpoint end the job; None: as many as the service's rule says. `grow`: when fewer than `most`
-    take in more: at a checkpoint that is worth a restart, at the next one, or with the next restart alone.
+    take in more: at a checkpoint that is worth a restart, at the next one, or with the next restart alone. A job with a
+    `weight` is one of the coordinator's; a torchrun that is `held` has just been started, and waits until it is given.
     """
 
     job: Name
@@ -151,6 +152,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="d
     spares: Annotated[int, msgspec.Meta(ge=0, le=MOST_NODES)] | None = None
     failures: Annotated[int, msgspec.Meta(ge=1, le=1001)] | None = None
     grow: Grow = "worth"
+    weight: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] | None = None
+    held: bool = False
     token: str = ""
     memory: Memory | None = None
 
@@ -158,7 +161,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="d
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag="ask", tag_field="do"):
     """The one line of a person or an engine."""
 
-    ask: AskState | Submit | Poll
+    ask: AskState | AskJobs | Submit | Poll
     token: str = ""
 
 

@@ -262,18 +262,27 @@ def _nodes(table: JobTable, now_s: float) -> tuple[NodeState, ...]:
         if one.node not in found:
             cordoned = one.node in memory.cordoned
             why = memory.cordoned.get(one.node, "")
-            found[one.node] = NodeState(node=one.node, state="cordoned" if cordoned else "spare", why=why)
+            found[one.node] = NodeState(node=one.node, state="cordoned" if cordoned else "spare", why=why, waits=True)
     for node, why in memory.cordoned.items():
         found.setdefault(node, NodeState(node=node, state="cordoned", why=why))
     return tuple(found.values())
 
 
+def _is_gone(member: Member, table: JobTable, now_s: float) -> bool:
+    """Whether its process has ended for certain, and its ranks with it."""
+    closed = table.members.absence(member.life, now_s) == "closed"
+    return closed or table.members.is_succeeded(member.life, member.node, now_s)
+
+
 def _node_state(node: str, member: Member | None, table: JobTable, now_s: float) -> NodeState:
     memory = table.memory
     ranks = member.beat.ranks if member is not None and member.beat.at == memory.round else ()
-    if node in memory.cordoned:
-        return NodeState(node=node, state="cordoned", ranks=ranks, why=memory.cordoned[node])
     there = member is not None and table.members.absence(member.life, now_s) is None
+    if node in memory.cordoned:
+        if member is not None and _is_gone(member, table, now_s):
+            ranks = ()
+        waits = not ranks and any(one.node == node for one in table.members.living(now_s))  # perhaps another process
+        return NodeState(node=node, state="cordoned", ranks=ranks, why=memory.cordoned[node], waits=waits)
     return (
         NodeState(node=node, ranks=ranks)
         if there

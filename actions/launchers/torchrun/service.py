@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trainwarden.actions.launchers.local.control import Reply, Submit
+from trainwarden.actions.launchers.local.control import AskJobs, JobSeen, Reply, Submit
 from trainwarden.actions.launchers.torchrun.messages import (
     BEAT,
     ENCODE,
@@ -277,6 +277,8 @@ class RendezvousService:
         ask = question.ask
         if not who.may("act" if isinstance(ask, Submit) else "observe"):
             return Refused(f"{who.name} has the role {who.role}; this needs act")
+        if isinstance(ask, AskJobs):
+            return Reply(jobs=self._jobs())
         job = ask.operation.job if isinstance(ask, Submit) else ask.job
         if (table := self._tables.get(job)) is None:
             return Refused(f"no agent of job '{job[:80]}' has been heard here")
@@ -286,6 +288,13 @@ class RendezvousService:
         reply = answer(ask, table, self._clock.monotonic_s())
         self._wake.set()
         return reply
+
+    def _jobs(self) -> tuple[JobSeen, ...]:
+        return tuple(
+            JobSeen(job=job, weight=table.weight, minimum=table.least, maximum=table.most)
+            for job, table in self._tables.items()
+            if table.weight is not None
+        )
 
 
 def _matters(before: Beat, now: Beat) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 from trainwarden.actions.launchers.torchrun.growing import Growing
 from trainwarden.actions.launchers.torchrun.members import Member, Members, seat_order
 from trainwarden.actions.launchers.torchrun.messages import Beat, Begin, Checkpoint, Hello, Memory, Seat, Word
+from trainwarden.launching import COORDINATOR_MARK
 
 MOST_FAILURES: Final = 3  # without a newer checkpoint; what the engine's own table tries of a crash (remedies.toml)
 FORGIVEN_S: Final = 3600.0  # where no folder of checkpoints is known, an older failure no longer counts
@@ -25,6 +26,7 @@ STARTING_S: Final = 600.0  # as torchrun's time-out for joining (elastic/rendezv
 UNTOLD_S: Final = 60.0  # for spares that were not announced
 GAVE_UP_CODE: Final = 75  # sysexits.h, EX_TEMPFAIL: the job was given up, its command was not wrong
 CANNOT_CODE: Final = 1
+HELD: Final = f"{COORDINATOR_MARK}it waits until it is given to this job"
 
 
 class JobTable:
@@ -43,6 +45,7 @@ class JobTable:
     def _reset(self, lost_after_s: float, now_s: float) -> None:
         self.memory = Memory()
         self.least = self.most = 1
+        self.weight: float | None = None
         self.members = Members(lost_after_s, now_s)
         self.since_s = now_s  # the last change of round or target
         self._last_call_s = 0.0
@@ -68,6 +71,9 @@ class JobTable:
         self.least, self.most, self._last_call_s = hello.least, hello.most, hello.last_call_s
         self._spares, self._most_failures = hello.spares, hello.failures or MOST_FAILURES
         self._growing.how = hello.grow
+        self.weight = self.weight if hello.weight is None else hello.weight
+        if hello.held and hello.memory is None and self.members.get(hello.life) is None:
+            self.change(cordoned={**self.memory.cordoned, hello.node: self.memory.cordoned.get(hello.node, HELD)})
         self._seen.add(hello.node)
         self.members.add(hello, now_s)
 

@@ -97,14 +97,8 @@ class Cluster:
 
     def answer(self, question: ClusterQuestion) -> ClusterAnswer:
         """See `Planner.answer`."""
-        _check(question)
         tasks, gpus, step = question.tasks, question.gpus, question.step
-        state = _State(
-            waf=_waf(tasks, gpus // step + 1, step),
-            units=np.array([task.now / step for task in tasks]),
-            lost=np.array([_now_waf(task) for task in tasks]) * question.transition_s,
-            hit=np.array([task.faulted for task in tasks]),
-        )
+        state = _state(question)
         everyone = list(range(len(tasks)))
         now = _choice(question, state, everyone, gpus)
         units = np.array([now.assignment[task.name] / step for task in tasks])
@@ -137,6 +131,22 @@ class _State(NamedTuple):
     units: Floats
     lost: Floats
     hit: npt.NDArray[np.bool_]
+
+
+def choose(question: ClusterQuestion) -> Choice:
+    """The best assignment of now, without the table of what may come next."""
+    return _choice(question, _state(question), list(range(len(question.tasks))), question.gpus)
+
+
+def _state(question: ClusterQuestion) -> _State:
+    _check(question)
+    tasks, step = question.tasks, question.step
+    return _State(
+        waf=_waf(tasks, question.gpus // step + 1, step),
+        units=np.array([task.now / step for task in tasks]),
+        lost=np.array([_now_waf(task) for task in tasks]) * question.transition_s,
+        hit=np.array([task.faulted for task in tasks]),
+    )
 
 
 def _check(question: ClusterQuestion) -> None:

@@ -17,6 +17,7 @@ PLACES = {
     "collectors": ("agent",),
     "detectors": ("detector",),
     "actions": ("engine",),
+    "actions/coordinator": ("coordinator",),
     "actions/keeper": ("keeper",),
     "trainer_offline/service": ("trainer",),
     "trainer_offline/archive": ("archive",),

@@ -65,6 +65,10 @@ EXAMPLES: list[Record] = [
     records.SnapshotRecord(
         job="j", number=3, part=0, parts=1, partition=2, positions={"t": 7}, floors={}, digest="d", value=b"\x00\xff",
     ),
+    records.TaskRecord(
+        id="j", job="j", at_s=1.0, maximum=4, throughput=(0.0, None, 2.5), by="settings",
+        status=records.TaskStatus(nodes=("n1",), planned=2, assumed=(1,), waf={"now": 1.5}),
+    ),
 ]  # fmt: skip
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from trainwarden.cli.shared.options import Json
+from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
+from trainwarden.records import TaskRecord, TaskStatus
+
+FRESH_S = 60.0
+WORTH = ("now", "planned", "restart_only")
 
 
 def plan(
@@ -19,6 +25,8 @@ def plan(
     source: Annotated[str, typer.Argument(metavar="[FILE]", help="JSON input; - is standard input.")] = "-",
     *,
     json: Json = None,
+    live: Annotated[bool, typer.Option("--live", help="cluster: what the coordinator plans now.")] = False,
+    config: ConfigFile = None,
     example: Annotated[bool, typer.Option("--example", help="Print an input that may be asked, and end.")] = False,
 ) -> int:
     """Ask a planner.
@@ -27,8 +35,10 @@ def plan(
     """
     from trainwarden.actions.planners.questions.protocol import read
 
-    planner = _planner(what)
     voice = Voice(json)
+    if live:
+        return _live(what, voice, config)
+    planner = _planner(what)
     if example:
         voice.say(planner.example)
         return 0
@@ -36,6 +46,66 @@ def plan(
     voice.say(planner.line(answer))
     voice.answer(answer)
     return 0
+
+
+def _live(what: str, voice: Voice, config: Path | None) -> int:
+    """What the coordinator has said last of each job; exit code 3 where it has said nothing for a minute."""
+    from trainwarden.bus.address import connect
+    from trainwarden.settings import load
+    from trainwarden.topics import TASKS
+
+    if what != "cluster":
+        raise ConfigError(f"plan {what}: --live is for plan cluster")
+    settings = load(config)
+    bus = connect(settings.bus, settings.kafka)
+    try:
+        newest = {record.job: (m.time_s, record) for m in bus.read(TASKS) if isinstance(record := m.record, TaskRecord)}
+    finally:
+        bus.close()
+    said = [(time_s, task) for time_s, task in newest.values() if task.status is not None]
+    tasks = [task for _, task in said if not task.finished]
+    fresh = bool(said) and time.time() - max(time_s for time_s, _ in said) < FRESH_S
+    answer = _cluster(tasks, fresh)
+    for line in _lines(answer):
+        voice.say(line)
+    voice.answer(answer)
+    return 0 if fresh else 3
+
+
+def _cluster(tasks: Sequence[TaskRecord], fresh: bool) -> dict[str, Any]:
+    rows, waf, waf_s = [], dict.fromkeys(WORTH, 0.0), dict.fromkeys(WORTH, 0.0)
+    for task in tasks:
+        status = task.status or TaskStatus()
+        for name in WORTH:
+            waf[name] += status.waf.get(name, 0.0)
+            waf_s[name] += status.waf_s.get(name, 0.0)
+        rows.append(
+            {
+                "job": task.job, "weight": task.weight, "minimum": task.minimum, "maximum": task.maximum,
+                "phase": status.phase, "nodes": status.nodes, "planned": status.planned,
+                "restart_only": status.restart_only, "throughput": status.throughput, "assumed": status.assumed,
+                "waf": status.waf,
+            }
+        )  # fmt: skip
+    last = max(tasks, key=lambda one: one.at_s, default=None)
+    status = (last and last.status) or TaskStatus()
+    said = {"mode": status.mode, "event": status.event or None} if last else {}
+    return {"answered": fresh, **said, "tasks": rows, "waf": waf, "waf_s": waf_s}
+
+
+def _lines(answer: dict[str, Any]) -> list[str]:
+    if not answer["answered"]:
+        return ["no coordinator has said anything for a minute: start `trainwarden coordinator`"]
+    lines = [f"mode {answer['mode']}, last planned after {answer['event'] or 'nothing yet'}"]
+    for row in answer["tasks"]:
+        has = len(row["nodes"])
+        guess = "; its curve is an assumption" if row["planned"] in row["assumed"] or has in row["assumed"] else ""
+        lines.append(
+            f"{row['job']}: {has} nodes ({', '.join(row['nodes']) or 'none'}), planned {row['planned']}, "
+            f"restart-only {row['restart_only']}; {row['phase']}{guess}"
+        )
+    waf = answer["waf"]
+    return [*lines, f"WAF now {waf['now']:.6g}, planned {waf['planned']:.6g}, restart-only {waf['restart_only']:.6g}"]
 
 
 def _planner(name: str) -> Any:

@@ -33,6 +33,8 @@ class Agent:
     spares: int | None = None
     failures: int | None = None
     grow: Grow = "worth"
+    held: bool = False
+    weight: float | None = None
     reachable: bool = True
     stuck: bool = False
     """Its ranks do not end when they are asked to."""
@@ -41,7 +43,7 @@ class Agent:
         return Hello(
             job="j", life=self.life, node=self.node, host=self.node, least=self.least, most=self.most, beat=self.beat,
             last_call_s=1.0, memory=self.memory, place=self.place, spares=self.spares, grow=self.grow,
-            failures=self.failures,
+            failures=self.failures, held=self.held, weight=self.weight,
         )  # fmt: skip
 
     def obey(self, table: JobTable) -> None:

@@ -425,3 +425,21 @@ def test_another_run_of_the_same_name_begins_once_all_of_the_last_have_gone():
         world.start(node)
     world.pass_s(0.5)
     assert (world.seats, world.table.memory.round, world.table.memory.over) == (["a", "b"], 1, None)
+
+
+def test_a_held_torchrun_waits_until_its_node_is_given_and_is_held_anew_once_it_is_started_anew():
+    world = World("a", "b", least=1, most=2, held=True)
+    world.pass_s(60.0)
+    assert (world.seats, world.state().phase) == ([], "pending")
+    world.ask("uncordon", "b")
+    world.pass_s(3.0)
+    assert world.seats == ["b"]
+    world.connect("b", world.table)  # the same process, after its connection has ended
+    world.pass_s(3.0)
+    assert world.seats == ["b"]
+    world.kill("b")
+    world.start("b")
+    world.pass_s(10.0)
+    assert {one.node: (one.state, one.waits) for one in world.state().nodes} == {
+        "a": ("cordoned", True), "b": ("cordoned", True),
+    }  # fmt: skip
