@@ -108,6 +108,11 @@ PREFIXES: Final = (
         "[pod/job-worker-1/main] step 1",
         "kubectl logs --prefix",
     ),
+    LinePrefix(
+        r"[0-9a-f]{8} (?:\[rank=(?P<rank>[0-9]{1,6})\] )?\|\| ",
+        "fa88a9df [rank=2] || KeyError: 'x'",
+        "Determined, behind the stamp",
+    ),
     LinePrefix(r"(?:stdout|stderr) [FP] ", "stderr F Traceback", "containerd and CRI-O, behind the stamp"),
     LinePrefix(r"(?P<node>[a-z0-9][a-z0-9_.-]{0,60}[-_][0-9]{1,5}) {1,20}\| ", "worker-1  | step 1", "docker compose"),
     LinePrefix(r" {0,6}(?P<rank>[0-9]{1,6}):(?: |$)", " 2: KeyError: 'x'", "srun --label", labelled=True),

@@ -26,6 +26,7 @@ from trainwarden.detectors.facts.failure import Failure, Role, one_was_killed
 from trainwarden.detectors.facts.given_up import GivenUp
 from trainwarden.detectors.facts.output import Output
 from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.logs.device_lines import node_said, task_said
 from trainwarden.detectors.logs.rules import LogRules
 from trainwarden.detectors.protocol import abstain
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
@@ -223,6 +224,11 @@ class Failures:
             return
         text, rule = said
         self._fail(event, window, "root", f"{reason}: {text[:200]}", kind=rule.kind or kind, severity=rule.severity)
+        failure = self._failures[f"{ended.node}/{LIFE}"]
+        if rule.class_ != "A":  # a scheduler or launcher may tell of another node than its own
+            failure.node = node_said(text) or failure.node
+            if failure.rank is None and not self._output.has_launcher:
+                failure.rank = task_said(text)
 
     def _take_restart(self, event: EventRecord) -> None:
         if event.fields.get("stage") == "done":

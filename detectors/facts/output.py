@@ -12,12 +12,13 @@ from typing import Any, Final
 import msgspec
 
 from trainwarden.detectors.job.window import LogLine
+from trainwarden.detectors.logs.device_lines import AGENT
+from trainwarden.log_text import behind_prefixes
 
 MAX_WRITERS: Final = 4_096
 TAIL_LINES: Final = 8
 TAIL_CHARS: Final = 240
 MAX_RAISED: Final = 8  # tracebacks of one writer that are kept, the newest
-_PREFIX: Final = re.compile(r"^(?:\[(?:rank|default)[0-9]{1,6}\]:|\[[0-9]{1,6},[0-9]{1,6}\]<std(?:err|out)>:) ?")
 _HEAD: Final = "Traceback (most recent call last):"
 _FRAME: Final = re.compile(r'^\s{1,8}File "([^"]{1,400})", line ([0-9]{1,9})(?:, in (.{1,200}))?$')
 _RAISED: Final = re.compile(r"^((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80})(?:: .*|:)?$")
@@ -87,7 +88,7 @@ class Output:
             if len(self._writers) >= MAX_WRITERS:
                 return
             writer = self._writers[key] = Writer(line.node, line.rank)
-        text = _PREFIX.sub("", line.line) if line.line.startswith("[") else line.line
+        text = behind_prefixes(line.line, line.rank)
         writer.time_s = max(writer.time_s, line.time_s)
         writer.tail.append(text[:TAIL_CHARS])
         if len(writer.tail) > TAIL_LINES:
@@ -101,7 +102,7 @@ class Output:
             self._in_table = self.has_launcher = True
         elif self._in_table and (found := _TABLE_RANK.match(text)):
             self.root_rank, self._in_table = int(found[1]), False
-        elif "ChildFailedError" in text:
+        elif "ChildFailedError" in text or AGENT in text:
             self.has_launcher = True
 
     def raised(self, *, since_s: float) -> list[Raised]:

@@ -1,4 +1,4 @@
-"""What a line of the kernel or a driver says of one device: which one, and how grave by the driver's own words."""
+"""Of which device, node or task a line tells, and how grave that is by the driver's own words."""
 
 from __future__ import annotations
 
@@ -20,12 +20,26 @@ _DEVICES: Final = (
     re.compile(r"S?Xid \((?:PCI:)?([0-9a-fA-F:.]{4,32})\)"),
     re.compile(r"\b(?:mlx5_core|efa|amdgpu|nvidia|bnxt_en|ice|i40e|ixgbe) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"),  # noqa: E501
     re.compile(r"\b((?:mlx5|bnxt_re|irdma|rdmap[0-9]{1,3}s[0-9]{1,3}|rocep?[0-9a-z]{0,12}|ibp?[0-9a-z]{1,12})_?[0-9]{0,3}):[0-9]{1,3}\b"),
+    re.compile(r"\bNVRM: (GPU[0-9]{1,2})\b"),
     re.compile(r"\bGPU ((?:[0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\.[0-7]"),
     re.compile(r"\b(nvme[0-9]{1,3})n?[0-9]{0,3}\b"),
     re.compile(r"\b((?:eth|ib|bond|en[ospx])[0-9][0-9a-z]{0,14}): "),
 )  # fmt: skip
-_GPUS: Final = (_DEVICES[0], _DEVICES[3])
+_GPUS: Final = (_DEVICES[0], _DEVICES[4])
 _ADDRESS: Final = re.compile(r"(?:[0-9a-fA-F]{4})?([0-9a-fA-F]{4}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?")
+# Where a scheduler, a launcher or Ray tells of a node that is not its own.
+_NODES: Final = (
+    re.compile(r"\b(?:srun|slurmstepd): error: ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}): tasks? [0-9,\[\]-]{1,400}: "),
+    re.compile(r"\bNode failure on ([A-Za-z0-9][A-Za-z0-9_.-]{0,62})"),
+    re.compile(r"\bRemote daemon: {1,4}\[\[[0-9]{1,10},[0-9]{1,6}\],[0-9]{1,6}\] on node ([A-Za-z0-9_.-]{1,63})"),
+    re.compile(r"\bkubelet, ([a-z0-9][a-z0-9.-]{0,252})"),
+    re.compile(r"\bnode \((?:ID: [0-9a-f]{1,64}, )?IP: ([0-9A-Fa-f.:]{2,45})"),
+    re.compile(r"\bEvicted {1,8}([a-z0-9][a-z0-9.-]{0,252}) {1,8}(?:Pod )?The node "),
+    re.compile(r"\bTPU session error from worker ([a-z0-9][a-z0-9.-]{0,252})"),
+    re.compile(r"\bnode with IP ([0-9A-Fa-f.:]{1,44}[0-9A-Fa-f])"),
+)
+AGENT: Final = "torch/distributed/run.py"  # torchrun's first line: a task of srun is then a node's launcher
+_TASK: Final = re.compile(r": task ([0-9]{1,6}): ")  # of srun; one that has ended alone
 _DETAILS: Final = ("Severity ", "Data {")  # further lines of the SXid before, which says Fatal or Non-fatal
 # Xids whose line carries the driver's own severity (NVLink 5, R570 and newer).
 _SAYS_SEVERITY: Final = frozenset(range(144, 151))
@@ -53,6 +67,31 @@ def device_of(line: str) -> str | None:
         return None if found is None else found[1]
     address = _ADDRESS.fullmatch(found[1])  # the driver writes it in three ways: one GPU is one suspect
     return found[1] if address is None else f"{address[1]}:{address[2]}".lower()
+
+
+def node_said(line: str) -> str | None:
+    """The node that a scheduler or launcher tells of, which need not be the one that the line comes from.
+
+    Examples
+    --------
+    >>> node_said("srun: error: gpu-07: tasks 1-3: Out Of Memory"), node_said("srun: error: Node failure on gpu-08")
+    ('gpu-07', 'gpu-08')
+    >>> node_said("Warning  Evicted  12m  kubelet, gpu-09  The node was low on resource: memory."), node_said("step 1")
+    ('gpu-09', None)
+    """
+    return next((match[1] for one in _NODES if (match := one.search(line))), None)
+
+
+def task_said(line: str) -> int | None:
+    """The only task of a job step that Slurm tells of.
+
+    Examples
+    --------
+    >>> task_said("srun: error: gpu-07: task 4: Out Of Memory"), task_said("srun: error: gpu-07: tasks 1-3: Killed")
+    (4, None)
+    """
+    match = _TASK.search(line)
+    return int(match[1]) if match else None
 
 
 def as_said(rule: LogRule, line: str) -> LogRule:

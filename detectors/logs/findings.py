@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.logs.device_lines import node_said
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 EVENT_KIND: Final = "last_words"  # of an event: how a recorded job ended, by all its logs
@@ -189,6 +190,8 @@ def told_finding(event: EventRecord, now_s: float) -> Finding:
 def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
     first = findings[0]
     named = [finding for finding in findings if finding.rank is not None or finding.node] or findings
+    # Whoever a scheduler names goes before the node whose output its words stand in.
+    named = sorted(named, key=lambda one: node_said(one.line) is None)
     suspects = tuple(
         Suspect(
             score=1.0 if place == 0 else 0.5,

@@ -17,7 +17,7 @@ from trainwarden.detectors.job.common_mode import quiet_median
 from trainwarden.detectors.job.packed import pack, unpack
 from trainwarden.detectors.job.window import LogLine, Window, job_duration_s
 from trainwarden.detectors.logs.complaints import Complaints
-from trainwarden.detectors.logs.device_lines import as_said, device_of, of_program
+from trainwarden.detectors.logs.device_lines import AGENT, as_said, device_of, node_said, of_program, task_said
 from trainwarden.detectors.logs.findings import EVENT_KIND, Consequences, Finding, finding_vote, moved_on, told_finding
 from trainwarden.detectors.logs.rules import LogRule, LogRules, shipped_rules
 from trainwarden.detectors.logs.storms import LogStorms, Source, StormConfig
@@ -93,6 +93,7 @@ class LogWindow:
         self._now_s = 0.0
         self._line_s = 0.0  # newest line
         self._complaints = Complaints()
+        self._agents: set[str] = set()  # sources of launchers whose processes are no tasks of the scheduler
         self._judged = False  # by all logs of a recording together
         self._ended_s = -1.0  # when the scheduler last ended the job
         self.findings: deque[Finding] = deque(maxlen=MAX_FINDINGS)
@@ -148,6 +149,7 @@ class LogWindow:
         plain |= {
             "ended_s": self._ended_s,
             "judged": self._judged,
+            "agents": sorted(self._agents),
             "complaints": self._complaints,
             "consequences": self._consequences,
             "findings": list(self.findings),
@@ -169,6 +171,7 @@ class LogWindow:
             raise DetectorError(f"state of log_window is damaged: {error}") from error
         self._now_s, self._shown, self._ended_s = plain["now_s"], 0, float(plain.get("ended_s", -1.0))
         self._line_s, self._judged = float(plain.get("line_s", 0.0)), bool(plain.get("judged", False))
+        self._agents = set(plain.get("agents", ()))
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -176,6 +179,8 @@ class LogWindow:
         self._now_s = max(self._now_s, line.time_s)
         self._line_s = max(self._line_s, line.time_s)
         self._complaints.read(line)
+        if AGENT in line.line and len(self._agents) < MAX_FINDINGS:
+            self._agents.add(line.source)
         rule = self._rule_of(line)
         followed = self._just_ended(line) or (rule is not None and rule.id == "nvidia.xid" and of_program(line.line))
         source = None if followed else self._storms.observe(line)
@@ -206,16 +211,17 @@ class LogWindow:
 
     def _note(self, rule: LogRule, line: LogLine) -> None:
         kind, severity, class_, role = rule.kind, rule.severity, rule.class_, rule.role
-        key = f"{line.node}/{line.source}"
+        node, rank = self._whose(rule, line)
+        key = f"{node}/{line.source}"
         device = device_of(line.line) if class_ in {"H", "N"} or rule.id == "kernel.storage" else None
         if role == "root" and class_ == "A" and self._just_ended(line):
             role = "cascade"
         finding = Finding(
-            rule=rule.id, class_=class_, role=role, kind=kind, severity=severity, node=line.node, source=line.source,
-            rank=line.rank, time_s=line.time_s, last_s=line.time_s, since_s=line.time_s, since_read_s=self._now_s,
+            rule=rule.id, class_=class_, role=role, kind=kind, severity=severity, node=node, source=line.source,
+            rank=rank, time_s=line.time_s, last_s=line.time_s, since_s=line.time_s, since_read_s=self._now_s,
             read_s=self._now_s, line=line.line[:300], count=line.count, line_numbers=[line.end], device=device,
         )  # fmt: skip
-        self._consequences.note(finding, f"{key}/{line.rank}")
+        self._consequences.note(finding, f"{line.node}/{line.source}/{line.rank}")
         if kind == "nic_error" and role == "root":
             self._complaints.complain(line.node, line.line)
         # Each device has findings of its own, and what is grave is no copy of what is not.
@@ -231,6 +237,15 @@ class LogWindow:
             return
         self._recent[of_kind] = finding
         self.findings.append(finding)
+
+    def _whose(self, rule: LogRule, line: LogLine) -> tuple[str, int | None]:
+        """Node and rank that the line tells of: a scheduler's word counts more than where it was read."""
+        if rule.role != "root" or rule.class_ == "A":
+            return line.node, line.rank
+        rank = line.rank
+        if rank is None and line.source not in self._agents:
+            rank = task_said(line.line)
+        return node_said(line.line) or line.node, rank
 
     def _of_same_device(self, finding: Finding) -> Finding | None:
         """The fault of the same device that `finding` is a further line of, and no graver one.

@@ -31,10 +31,13 @@ _MAX_JSON_LINE_BYTES = 4 * 1024 * 1024
 # Times since the epoch that a year may be taken from: 1973 to 5138. A recording's own clock starts near zero.
 _EPOCH_S = (1e8, 1e11)
 
-# torch's watchdog and DeepSpeed: [E ProcessGroupNCCL.cpp:828] [Rank 3], [INFO] [logging.py:96:log_dist] [Rank 0].
-_GROUP = re.compile(r" {0,2}\[([^\[\]]{0,120})\]:?")
+# torch's watchdog, DeepSpeed and OLMo: [E ProcessGroupNCCL.cpp:828] [Rank 3], [INFO] [logging.py:96:log_dist] [Rank 0],
+# CRITICAL [olmo.util:158, rank=6].
+_GROUP = re.compile(r" {0,2}(?:[A-Z]{4,8}[ \t]{1,8})?\[([^\[\]]{0,120})\]:?")
 _REST_OF_GROUP = re.compile(r"[^\[\]]{0,120}\]")
-_RANK_IN_GROUP = re.compile(r"(?:PG [A-Za-z0-9_() :-]{1,60} )?[Rr]ank[ :=]{0,2}([0-9]{1,6})")
+_RANK_IN_GROUP = re.compile(
+    r"(?:PG [A-Za-z0-9_() :-]{1,60} |[A-Za-z0-9_.]{1,80}:[0-9]{1,6}, )?[Rr]ank[ :=]{0,2}([0-9]{1,6})"
+)
 # What torchrun says of a process that has ended, in a line and in a table: often nobody else names its rank.
 _DIED = re.compile(r"failed \(exitcode: -?[0-9]{1,3}\) local_rank: ([0-9]{1,6}) \(pid: [0-9]{1,10}\)")
 _DEEPSPEED = re.compile(r"--local_rank=([0-9]{1,6})\b")  # in the command that its launcher says has ended
@@ -47,6 +50,10 @@ _HALF_YEAR_S = 182 * 86_400.0
 # Syslog and journalctl: host, then the program with its process id, or the kernel.
 _HOST = re.compile(r" ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}) (?:kernel|[A-Za-z0-9_./-]{1,48}\[[0-9]{1,10}\]): ")
 _NCCL_HOST = re.compile(r" {0,2}([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}:[0-9]{1,10} \[[0-9]{1,3}\] ")
+# kubectl describe pod: its parts begin at the left, and say in whose node it is in one line.
+_POD_NODE = re.compile(r"Node: {1,20}([a-z0-9][a-z0-9.-]{0,252})/[0-9A-Fa-f.:]{2,45}$")
+_OF_POD = ("Name: ", "Node: ", "Events:")
+_UCX_HOST = re.compile(r" {0,2}\[([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}(?::[0-9]{1,10}){1,2}\] ")
 _LEVELS = frozenset({"DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL"})
 
 
@@ -218,6 +225,7 @@ class _LineReader:
         self._stamps = stamps
         self._label = label
         self._rank = rank
+        self._pod_node: str | None = None  # of the pod that is described
         self._row: int | None = None  # whose row of torchrun's table is read
 
     def read(self, file: str, lines: list[str]) -> ReadLog:
@@ -250,8 +258,7 @@ class _LineReader:
                 rank = _rank_in_groups(rest[stamp.end : stamp.end + 300])
             if rank is None and at_rank is None:
                 rank, at_rank = self._died(rest)
-            if nodes[place] is None and " NCCL " in rest[:200] and (match := _NCCL_HOST.match(rest)):
-                nodes[place] = match[1]
+            nodes[place] = nodes[place] or self._node(rest, stamp.end)
             if rank is not None:
                 ranks[place] = rank
             elif at_rank is not None and self._rank is None:
@@ -261,6 +268,17 @@ class _LineReader:
         times_s[stamped] = np.where(strays(stamps, on_utc), np.nan, on_utc)
         from_boot = tuple(place for place, stamp in zip(stamped, stamps, strict=True) if stamp.clock == "boot")
         return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines, self._label), from_boot, local)
+
+    def _node(self, text: str, start: int) -> str | None:
+        """Node that NCCL's prefix names, or the last lines of `kubectl describe pod`."""
+        if text.startswith(_OF_POD):
+            pod = _POD_NODE.match(text)
+            self._pod_node = pod[1] if pod else None
+        if " NCCL " in text[:200] and (match := _NCCL_HOST.match(text, start)):
+            return match[1]
+        if text.startswith("[", start) and (match := _UCX_HOST.match(text, start)):
+            return match[1]
+        return self._pod_node
 
     def _died(self, text: str) -> tuple[int | None, int | None]:
         """Rank and local rank of the process whose death a launcher tells of in this line."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from trainwarden.detectors.logs.device_lines import as_said
+from trainwarden.detectors.logs.device_lines import AGENT, as_said
 from trainwarden.detectors.logs.ends.endings import Ending, shipped_endings
 from trainwarden.detectors.logs.ends.line_times import began_s, line_times
 from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Verdict, decide
@@ -29,6 +29,8 @@ _FACTS: Final = frozenset({"process_exit", "exception", "fatal_signal", "heartbe
 MOST_LINES: Final = 1_000_000  # of one file, its last
 OUTLIVED_STEPS: Final = 3  # step lines of one writer after which nothing before them was the end
 _TRACEBACK: Final = "Traceback (most recent call last)"
+_FRAME: Final = " \t\u256d\u2500"  # rich draws a box around a traceback, its exception follows
+_INSIDE: Final = frozenset(" \t\u2502\u2570")
 _RAISED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,120})(?::|$)")
 _WARNING: Final = re.compile(r"\[?W[0-9]{3,4} [0-9]{2}:|WARNING\b")
 _ONE_RANK: Final = re.compile(r"(?i)\blocal grad|before data-parallel|\bRank [0-9]{1,6}[:,] |\bon rank [0-9]{1,6}\b")
@@ -37,8 +39,10 @@ _SEEN_ON: Final = (
     re.compile(r"[Dd]evice:? (?P<device>[0-9]{1,3}), node:? (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,62})"),
     re.compile(r"\bnode:? (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,62}), device:? (?P<device>[0-9]{1,3})"),
 )
-_STALL: Final = "horovod.stall"
-_MISSING_RANK: Final = re.compile(r"(\d{1,6}): \[")  # Horovod lists the tensors that a rank has not submitted
+_STALLS: Final = frozenset({"horovod.stall", "jax.barrier"})  # said by who waits, of those that are listed next
+# Horovod lists the tensors that a rank has not submitted, JAX the tasks that were not at the barrier.
+_MISSING_RANK: Final = re.compile(r"(\d{1,6}): \[|/job:\w{1,40}/replica:\d{1,6}/task:(\d{1,6})$")
+_TASKS: Final = frozenset({"srun.exit", "srun.signal"})  # tasks are ranks where no task is a node's torchrun
 _NON_FINITE: Final = "numeric.non_finite"
 _ENDS_NOTHING: Final = frozenset({"host_contention", "slow_link", "log_storm"})  # what a job survives
 
@@ -111,6 +115,7 @@ class _Reader:
         self._row: dict[int, int | None] = {}  # of a launcher's table, by file
         self._first: dict[int, bool] = {}
         self._named: dict[int, int] = {}  # whose traceback comes next
+        self._agents: set[int] = set()  # files in which torchrun speaks
         self._stamps = Stamps()
         self._warns = False  # the line that is being read is a warning
         self.heard = frozenset(rank for table in tables for rank in table.ranks if rank is not None)
@@ -151,6 +156,8 @@ class _Reader:
         table = self.tables[where[0]]
         rank = table.ranks[where[1]]
         key = (where[0], rank)
+        if AGENT in line:
+            self._agents.add(where[0])
         if self._in_traceback(key, line):
             return
         if key in self._open:
@@ -162,10 +169,10 @@ class _Reader:
             return
         # Of the coordinator's own list: an order is a time, a file and a place.
         if attempt.stalls and attempt.stalls[-1][0][1] == where[0] and (match := _MISSING_RANK.match(line)):
-            attempt.stalls[-1][1].add(int(match[1]))
+            attempt.stalls[-1][1].add(int(match[1] or match[2]))
             return
         rule = self._rules.match(line)
-        if rule is not None and rule.id == _STALL:
+        if rule is not None and rule.id in _STALLS:
             attempt.stalls.append((order, set()))  # its writer is the coordinator, who waits like the others
         elif rule is not None:
             rule = as_said(rule, line)
@@ -173,10 +180,10 @@ class _Reader:
 
     def _in_traceback(self, key: tuple[int, int | None], line: str) -> bool:
         """Whether the line is one of a traceback, which is open until its exception."""
-        if line.lstrip().startswith(_TRACEBACK):
+        if line.lstrip(_FRAME).startswith(_TRACEBACK):
             self._open.add(key)
             return True
-        return key in self._open and line[:1] in {" ", "\t"}
+        return key in self._open and line[:1] in _INSIDE
 
     def _raised(self, attempt: Attempt, order: Order, where: tuple[int, int], line: str) -> None:
         """The exception that ends a traceback."""
@@ -193,7 +200,9 @@ class _Reader:
         told = rule is not None and rule.role == "root" and rule.class_ in "HNS" and rule.severity != "sev3"
         if rule is not None and (rule.role in {"cascade", "phase"} or told):
             self._said(attempt, order, where, line, rule)
-            if rule.role == "cascade":
+            if rule.id in _STALLS:
+                attempt.stalls.append((order, set()))
+            elif rule.role == "cascade":
                 attempt.fallen.append(self._named_cause(order, where, line, rule, raised=True))
             return
         self._cause(attempt, order, where, line, rule, raised=True)
@@ -258,6 +267,8 @@ class _Reader:
         elif ending.says == "row":
             self._row[table] = ending.ranks[0] if ending.ranks else None
         else:
+            if ending.id in _TASKS and table in self._agents:
+                ending = msgspec.structs.replace(ending, ranks=())
             if ending.says == "block" and ending.ranks:
                 self._named[table] = ending.ranks[0]
             named = (

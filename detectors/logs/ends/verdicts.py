@@ -50,6 +50,11 @@ class Cause:
         """When it was said."""
         return self.order[0]
 
+    @property
+    def telling(self) -> bool:
+        """Whether more is known than that an exception was logged."""
+        return self.raised or self.rule != "python.exception"
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -100,7 +105,12 @@ class Attempt:
 def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
     """How the attempt ended; None where single lines may speak for themselves."""
     failed = [(order, ending, rank) for order, ending, rank in attempt.ends if ending.failed or ending.says == "block"]
-    firsts = [one.order for one in attempt.causes] + [order for order, _, _ in failed]
+    causes = attempt.causes
+    if attempt.done is not None and not any(order > attempt.done for order, _, _ in failed):
+        causes = [
+            one for one in causes if one.raised or one.order < attempt.done
+        ]  # what is said as a run is cleaned up
+    firsts = [one.order for one in causes] + [order for order, _, _ in failed]
     first = min(firsts, default=None)
     if (
         attempt.done is not None
@@ -135,7 +145,7 @@ def _by_cause(attempt: Attempt, failed: Ends, now_s: float, *, at_end: bool) -> 
     after += [order[0] for order, _ in attempt.followed if order[1:] != cause.order[1:]]
     if not after:
         alone = at_end and cause.left <= FEW_LINES and now_s - cause.time_s <= NEAR_S
-        if not alone or not (cause.raised or cause.rule != "python.exception"):
+        if not alone or not cause.telling:
             return Verdict(None, "nothing ended by it", now_s)
     then = _then(attempt, failed)
     return Verdict(cause, then, max([cause.time_s, *([min(after)] if after else [])]))
@@ -144,6 +154,8 @@ def _by_cause(attempt: Attempt, failed: Ends, now_s: float, *, at_end: bool) -> 
 def _root(attempt: Attempt, failed: Ends) -> Cause:
     """The cause that counts: of the rank that the launcher saw first, else the first; its most telling line."""
     candidates = [one for one in attempt.causes if one.rank is None or one.rank not in attempt.waited] or attempt.causes
+    # An exception that was only logged, of nobody, says less than one that ended a process.
+    candidates = [one for one in candidates if one.telling or one.rank is not None] or candidates
     first = next((rank for _, ending, rank in failed if ending.first and rank is not None), None)
     of_first = [one for one in candidates if one.rank == first and first is not None]
     early = min(candidates, key=lambda one: one.order)
@@ -201,7 +213,7 @@ def _by_stall(attempt: Attempt) -> Verdict:
     who = f"{'rank' if len(ranks) == 1 else 'ranks'} {_listed(ranks)}" if ranks else "some ranks"
     cause = Cause(
         order=first, rank=ranks[0] if len(ranks) == 1 else None, node=None, file="",
-        line=f"{who} did not submit tensors that the other ranks wait for", rule="horovod.stall", kind="hang",
+        line=f"{who} did not take part in what the other ranks wait for", rule="silent.ranks", kind="hang",
         severity="sev2",
     )  # fmt: skip
     return Verdict(cause, "", first[0])
@@ -232,6 +244,13 @@ def _by_waiting(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | No
         if cause.left <= FEW_LINES:
             cause.rank = None  # it tells of another's end
             return Verdict(cause, "only consequences are seen", cause.time_s)
+    if at_end and 0 < len(attempt.stuck) < WITNESSES and attempt.waited <= attempt.stuck and not attempt.steps:
+        order, line = min(attempt.followed)
+        cause = Cause(
+            order=order, rank=None, node=None, file="", line=f"a rank waited and gave up: {line[:160]}",
+            rule="silent.ranks", kind="hang", severity="sev2",
+        )  # fmt: skip
+        return Verdict(cause, "these are the last words of the log", order[0])
     return None
 
 

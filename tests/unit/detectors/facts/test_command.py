@@ -196,3 +196,30 @@ def test_a_rank_whose_end_nobody_saw_has_failed_where_the_others_go_on() -> None
     job.add(at_s, event("process_exit", at_s, 2))
     (incident,) = Run().play(job.records, at_s + 2.5).incidents
     assert (incident.kind, incident.suspects[0].rank) == ("crash", 2)
+
+
+def test_a_traceback_behind_sruns_labels_is_read_while_the_job_runs() -> None:
+    said = tuple(f"2: {line}" for line in DIVIDED)
+    (incident,) = ended(output((*said, "srun: error: ge: task 2: Exited with exit code 1"), 2))
+    assert incident.kind == "exception"
+    assert incident.suspects[0].rank == 2
+    assert "ZeroDivisionError" in incident.reason
+
+
+def test_slurms_word_of_a_task_out_of_memory_names_the_tasks_node() -> None:
+    said = (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=44.0. Some of the step tasks have been OOM Killed.",
+        "srun: error: nid001277: task 3: Out Of Memory",
+    )
+    (incident,) = ended(output(said))
+    assert incident.kind == "out_of_memory"
+    assert (incident.suspects[0].node, incident.suspects[0].rank) == ("nid001277", 3)
+
+
+def test_a_task_of_srun_that_is_a_nodes_torchrun_is_no_rank() -> None:
+    said = (
+        "W1104 08:00:00.000000 12 torch/distributed/run.py:793] Setting OMP_NUM_THREADS environment variable",
+        "srun: error: nid001277: task 1: Out Of Memory",
+    )
+    (incident,) = ended(output(said))
+    assert (incident.suspects[0].node, incident.suspects[0].rank) == ("nid001277", None)

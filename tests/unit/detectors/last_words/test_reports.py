@@ -1,0 +1,44 @@
+"""Excerpts that public reports quote: the answers were written before the program was run (tests/data/reports)."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.detectors.last_words.judged import judged
+
+FOLDER = Path(__file__).parents[3] / "data" / "reports"
+REPORTS = [
+    report for file in sorted(FOLDER.glob("*.toml")) for report in tomllib.loads(file.read_text("utf-8"))["report"]
+]
+FEWEST = 80
+LAST = ("rank", "node", "device")
+
+
+def names(report: dict[str, Any]) -> str:
+    return str(report["id"])
+
+
+@pytest.mark.parametrize("report", [one for one in REPORTS if "missed" not in one], ids=names)
+def test_an_excerpt_of_a_report_is_answered_rightly(tmp_path: Path, report: dict[str, Any]) -> None:
+    incidents = judged(tmp_path, {"logs.txt": report["log"].strip("\n").split("\n")})
+    if not report["right"]:
+        assert not incidents, [(one.kind, one.reason) for one in incidents]
+        return
+    (incident,) = incidents
+    assert incident.kind in report["right"], incident.reason
+    suspect = incident.suspects[0] if incident.suspects else None
+    said = {name: getattr(suspect, name, None) for name in LAST}
+    expected = {name: report[name] for name in LAST if name in report}
+    if "any_rank" not in report:
+        expected.setdefault("rank", None)
+    assert {name: said[name] for name in expected} == expected, incident.reason
+
+
+def test_the_excerpts_are_many_and_have_a_source_each() -> None:
+    assert len(REPORTS) >= FEWEST
+    assert len({report["id"] for report in REPORTS}) == len(REPORTS)
+    assert all(report["source"].startswith("https://") for report in REPORTS)
