@@ -204,6 +204,8 @@ class RunsSettings(Config, frozen=True, kw_only=True):
     page: bool = True
 
 
+JOB_NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+"""A regular expression; records, metrics, files and operations of launchers are named by it."""
 DEFAULT_BUS: Final = "embedded:trainwarden.db"
 
 
@@ -214,7 +216,7 @@ class Settings(Config, frozen=True, kw_only=True):
     `metrics_web_config` is a file with TLS and passwords for that, in the form of Prometheus' exporters.
     """
 
-    job: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "job"
+    job: Annotated[str, msgspec.Meta(pattern=f"^{JOB_NAME}$")] = "job"
     node: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")] = msgspec.field(
         default_factory=socket.gethostname
     )

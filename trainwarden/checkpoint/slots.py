@@ -200,7 +200,7 @@ class Slots:
     def write_note(self, name: str, fields: dict[str, Any]) -> None:
         """Replace the note in one step."""
         part = f".{name}.{os.getpid()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(part, flags, 0o600, dir_fd=self._folder)
         try:
             os.write(descriptor, json.dumps(fields).encode())

@@ -57,6 +57,22 @@ class Begin(NamedTuple):
     port: int
     resume: str | None
 
+    @classmethod
+    def of(cls, said: Fields) -> Begin:
+        """What a service has said.
+
+        Raises
+        ------
+        ValueError
+            If it is no place in a round.
+        """
+        found = cls._make(said.get(name) for name in cls._fields)
+        numbers = found.round, found.rank, found.world, found.port
+        texts = found.host, found.resume or ""
+        if all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts):
+            return found
+        raise ValueError("the service names no place in a round")
+
 
 class Agent:
     """Takes part in the rendezvous.
@@ -83,6 +99,7 @@ class Agent:
         self._beat: Fields = {"do": "beat"}
         self._word: Fields = {}
         self._memory: Fields | None = None
+        self._begin: Begin | None = None
         self.stop_requested_s: float | None = None  # since when our ranks are to end
         self._line = Line(endpoints, self._hello, self._current_beat, self._handle)
 
@@ -150,11 +167,10 @@ class Agent:
         self.update(waits=True, port=port, ranks=[], alive=[], failure=None, finished=False, first_step=None)
         with self._changed:
             while True:
-                code, begin = self._word.get("over"), self._word.get("begin")
+                code, found = self._word.get("over"), self._begin
                 if code is not None:
-                    raise Over(int(code), str(self._word.get("why", "")))
-                if begin is not None and begin["round"] > self.round:
-                    found = Begin(**{name: begin.get(name) for name in Begin._fields})
+                    raise Over(code, str(self._word.get("why", "")))
+                if found is not None and found.round > self.round:
                     break
                 if self._line.refused is not None:
                     raise Unreachable(self._line.refused)
@@ -182,10 +198,14 @@ class Agent:
             return self._beat
 
     def _handle(self, word: Fields) -> None:
-        splits = word.get("splits")
-        with self._changed:
-            self._word = word
-            self._memory = word.get("memory") or self._memory
+        splits, memory, begin = word.get("splits"), word.get("memory"), word.get("begin")
+        found = None if begin is None else Begin.of(begin)
+        stages = None if memory is None else _stages(memory)
+        if not isinstance(word.get("over") or 0, int):
+            raise ValueError("the service names no exit code")
+        with self._changed:  # all that is kept has the form that is expected
+            self._word, self._begin = word, found
+            self._memory = memory or self._memory
             if not (word.get("stop") and not self._beat.get("waits")):
                 self.stop_requested_s = None
             elif self.stop_requested_s is None:
@@ -193,21 +213,25 @@ class Agent:
             self._changed.notify_all()
         if splits:
             self._put_splits(splits)
-        if memory := word.get("memory"):
-            self._note_operations(memory.get("kept", ()))
+        if stages is not None:
+            self._note_operations(stages)
         if bus := word.get("bus"):
             self._watch(str(bus))
 
-    def _note_operations(self, kept: list[Fields]) -> None:
+    def _note_operations(self, stages: dict[tuple[str, str], Fields]) -> None:
         """Note each stage of an operation once; what was asked for before we came, others have noted."""
-        stages = {
-            (one["report"]["operation"], stage): one
-            for one in kept
-            for stage in ("accepted", "done")
-            if stage == "accepted" or one["report"]["state"] == "done"
-        }
         if self._noted is not None:
             for key, one in stages.items():
                 if key not in self._noted:
                     self._note(one, key[1])
         self._noted = set(stages)
+
+
+def _stages(memory: Fields) -> dict[tuple[str, str], Fields]:
+    """The operations of `memory` by id and stage."""
+    return {
+        (one["report"]["operation"], stage): one
+        for one in memory.get("kept", ())
+        for stage in ("accepted", "done")
+        if one["kind"] and (stage == "accepted" or one["report"]["state"] == "done")
+    }

@@ -146,19 +146,25 @@ def _end_of(pid: int) -> tuple[int | None, str | None]:
     """How the child `pid` ended: its code, or the signal's name; it stays to be reaped."""
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:
-        return None, None  # no child of ours, or reaped already
+    except ProcessLookupError:
+        return None, None  # reaped already
+    except OSError:  # no descriptor is left, or the kernel's rules forbid these: the rank lives all the same
+        return _waited(os.P_PID, pid) or (None, None)
     try:
-        found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
-        if found is None:
-            return None, None
-        if found.si_code == os.CLD_EXITED:
-            return found.si_status, None
-        return None, _name(found.si_status)
-    except OSError:  # torchrun was quicker
-        return _remembered(pidfd)
+        return _waited(os.P_PIDFD, pidfd) or _remembered(pidfd)
     finally:
         os.close(pidfd)
+
+
+def _waited(kind: int, number: int) -> tuple[int | None, str | None] | None:
+    """Wait for the end of a child; None where torchrun was quicker."""
+    try:
+        found = os.waitid(kind, number, os.WEXITED | os.WNOWAIT)
+    except OSError:
+        return None
+    if found is None:
+        return None
+    return (found.si_status, None) if found.si_code == os.CLD_EXITED else (None, _name(found.si_status))
 
 
 def _remembered(pidfd: int) -> tuple[int | None, str | None]:

@@ -147,8 +147,9 @@ class Line:
                 self._warn(f"{error}")
                 self.refused = str(error)
                 self._over.wait(SAY_EVERY_S)
-            except (OSError, ValueError) as error:
-                self._warn(f"no rendezvous service answers at {self._where(self._at)} ({error}); the job goes on")
+            except Exception as error:  # noqa: BLE001 - whatever comes from there, the next service is heard
+                said = f"{error}" if isinstance(error, (OSError, ValueError)) else repr(error)
+                self._warn(f"no rendezvous service answers at {self._where(self._at)} ({said}); the job goes on")
                 self._at = (self._at + 1) % len(self._endpoints.addresses)
             finally:
                 self._hang_up()
@@ -164,12 +165,12 @@ class Line:
                 pass
             if "error" in words[0]:
                 raise Refused(f"the rendezvous service at {self._where(self._at)} refuses: {words[0]['error']}")
+            for word in words:
+                self._handle(word)
         except BaseException:
             made.socket.close()
             raise
         self.refused, self.answered_s, self._warned_s = None, time.monotonic(), 0.0
-        for word in words:
-            self._handle(word)
         return made
 
     def _talk(self) -> None:
@@ -201,7 +202,7 @@ class Line:
         for self._at in range(now):
             try:
                 better = self._connected(CONNECT_S / 2)
-            except (OSError, ValueError, Refused):
+            except Exception:  # noqa: BLE001, S112 - it is tried again, and without it all goes on
                 continue
             self._hang_up()
             self._connection = better
@@ -212,7 +213,7 @@ class Line:
         connection, self._connection = self._connection, None
         if connection is not None:
             if not self._over.is_set():  # a service that is not dead must not take us for it
-                with suppress(OSError, ValueError):
+                with suppress(Exception):
                     connection.socket.settimeout(BETWEEN_S)
                     connection.send({**self._beat(), "moves": True})
             with suppress(OSError):

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from trainwarden.checkpoint.slots import SOCKET, Slots, folder_job, job_folder
 from trainwarden.checkpoints.newest import newest
+from trainwarden.torchrun.files import opened
 
 log = logging.getLogger("trainwarden.torchrun")
 
@@ -57,7 +58,7 @@ class MemoryFolder:
         words = ["--job", self._job, "--folder", "--store", self._store, *(("--memory", memory) if memory else ())]
         environ = {name: one for name, one in self._environ.items() if not name.startswith(("PET_", "TRAINWARDEN_"))}
         try:
-            with (self._run_dir / LOG_NAME).open("ab") as said:
+            with open(opened(self._run_dir / LOG_NAME, os.O_APPEND), "ab") as said:
                 self._keeper = subprocess.Popen(
                     [sys.executable, "-P", "-m", "trainwarden", "keeper", *words, "--with-parent", str(os.getpid())],
                     env=environ, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,

@@ -24,6 +24,7 @@ from trainwarden import rundir
 from trainwarden.checkpoints.newest import Search, words
 from trainwarden.hook import read_header
 from trainwarden.torchrun.exits import Exit
+from trainwarden.torchrun.files import opened, put_whole
 from trainwarden.torchrun.memory import STORE, MemoryFolder
 
 LOOK_S: Final = 2.0  # between two looks for a checkpoint
@@ -137,16 +138,14 @@ class Surroundings:
 
     def _put(self, plan: dict[str, Any], done: Callable[[int], None]) -> None:
         path = self.run_dir / rundir.PLAN
-        beside = path.with_suffix(f".{plan['number']}")
         with suppress(OSError):
-            beside.write_text(json.dumps(plan), encoding="utf-8")
-            beside.replace(path)
+            put_whole(path, json.dumps(plan))
             done(plan["number"])
 
     def first_steps(self, pids: Collection[int]) -> list[int | None] | None:
         """The first step of each rank, None where the script numbers none; None until all have finished one."""
         found: dict[int, Any] = {}
-        for path in (self.run_dir / rundir.HOOK).glob("rank-*.hook"):
+        for path in self._hook_files("rank-*.hook"):
             header = read_header(path)
             if header is not None and header.pid in pids:
                 before = found.get(header.pid)
@@ -163,11 +162,8 @@ class Surroundings:
         self._write_later(lambda: self._write_place(**facts))
 
     def _write_place(self, **facts: Any) -> None:
-        path = self.run_dir / rundir.TORCHRUN
-        beside = path.with_suffix(".new")
         with suppress(OSError):
-            beside.write_text(json.dumps({"pid": os.getpid(), **facts}))
-            beside.replace(path)
+            put_whole(self.run_dir / rundir.TORCHRUN, json.dumps({"pid": os.getpid(), **facts}))
 
     def started(self, attempt: int, why: str) -> None:
         """Tell the node's agent that all ranks have started again; all nodes tell one and the same."""
@@ -222,7 +218,7 @@ class Surroundings:
             "message": message, "fields": fields, **more,
         }  # fmt: skip
         with suppress(OSError):
-            file = os.open(self.run_dir / rundir.EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = opened(self.run_dir / rundir.EVENTS, os.O_APPEND)
             try:
                 os.write(file, json.dumps(event).encode() + b"\n")
             finally:
@@ -245,10 +241,15 @@ class Surroundings:
 
     def _incarnation(self, end: Exit) -> str:
         """The hook's own name for the process, so that all records agree; one of ours where it had no hook."""
-        found = (self.run_dir / rundir.HOOK).glob(f"rank-*-{end.pid}*.hook")
-        headers = [header for header in map(read_header, found) if header is not None and header.pid == end.pid]
-        newest = max(headers, key=lambda header: header.start_s, default=None)
+        found = map(read_header, self._hook_files(f"rank-*-{end.pid}*.hook"))
+        headers = [header for header in found if header is not None and header.pid == end.pid]
+        newest = max(headers, key=lambda header: header.start_monotonic_s, default=None)
         return f"{end.pid}-{round(end.at_s * 1000)}" if newest is None else newest.incarnation
+
+    def _hook_files(self, pattern: str) -> list[Path]:
+        with suppress(OSError):  # no descriptor is left, say: it is looked again
+            return list((self.run_dir / rundir.HOOK).glob(pattern))
+        return []
 
     def _look(self, folder: Path) -> None:
         """Say which checkpoint is the newest whole one, again and again."""

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from trainwarden.torchrun.files import opened
+
 log = logging.getLogger("trainwarden.torchrun")
 
 LAST_WORDS_S: Final = 5.0  # for what the ranks have said last
@@ -45,7 +47,7 @@ class NodeAgent:
         command = [sys.executable, "-P", "-m", "trainwarden", "agent", "--run-dir", str(self._run_dir)]
         command += ["--with-parent", parent]
         try:
-            with (self._run_dir / LOG_NAME).open("ab") as said, self._guard:
+            with open(opened(self._run_dir / LOG_NAME, os.O_APPEND), "ab") as said, self._guard:
                 self._process = subprocess.Popen(
                     command, env={**self._environ, "TRAINWARDEN_BUS": bus}, stdin=subprocess.DEVNULL, stdout=said,
                     stderr=said, start_new_session=True,

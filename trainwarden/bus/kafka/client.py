@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,11 @@ _NEVER_MS = 2**31 - 1
 _LONGEST_RECONNECT_MS = 1_000  # between two attempts to reach a broker that is away (the library's default is 30 s)
 _LOOK_MS = 30_000  # a topic that was deleted and made again behind a reader's back is known so soon (default 5 min)
 _ATTEMPT_S = 2.0  # for one server, so that the next one gets its turn
+# Beside its own tree the library raises KeyError for offsets of a topic that is gone, ValueError for a partition that
+# is, and whatever its decoders meet where a server speaks something else.
+LIBRARYS = (
+    KafkaError, OSError, LookupError, ValueError, TypeError, RuntimeError, AssertionError, AttributeError, struct.error,
+)  # fmt: skip
 _INSTALLED = {"none": True, "gzip": True, "lz4": codec.has_lz4(), "zstd": codec.has_zstd()}
 
 
@@ -180,7 +186,7 @@ class Clients:
             raise BusError(f"kafka {','.join(self.servers)}: not permitted while {doing}: {error}") from error
         except KafkaConfigurationError as error:
             raise ConfigError(f"kafka: {error}") from error
-        except (KafkaError, OSError, KeyError) as error:  # the last one for offsets of a topic that is gone
+        except LIBRARYS as error:
             text = f"{type(error).__name__}: {error}"
             raise BusUnavailable(f"kafka {','.join(self.servers)}: {text} (while {doing})") from error
 

@@ -27,7 +27,7 @@ from kafka.structs import OffsetAndMetadata
 from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.kafka.buffers import Buffers
 from trainwarden.bus.kafka.client import Clients, is_about
-from trainwarden.bus.kafka.read import CLOSE_TIMEOUT_MS, message_of, offsets_at
+from trainwarden.bus.kafka.read import let_go, message_of, offsets_at
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.topics import Topic
@@ -247,7 +247,7 @@ class GroupConsumer:
         with self._lock:
             if not self.closed:
                 self.closed = True
-                self._consumer.close(autocommit=False, timeout_ms=CLOSE_TIMEOUT_MS)
+                let_go(self._consumer, autocommit=False)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -385,7 +385,8 @@ class GroupConsumer:
         return now_s - self._held_back_s < _MERGE_WAIT_S
 
     def _behind(self, partition: TopicPartition) -> bool:
-        end: int | None = self._consumer.highwater(partition)
+        with self._clients.guard("polling"):
+            end: int | None = self._consumer.highwater(partition)
         if end is None:  # not heard of since the assignment; after a while it has nothing to say
             return time.monotonic() - self._started_s < _MERGE_WAIT_S
         return self._next[partition] < end

@@ -14,7 +14,6 @@ from kafka import KafkaProducer
 from kafka.errors import (
     InvalidRecordError,
     InvalidTimestampError,
-    KafkaError,
     KafkaTimeoutError,
     MessageSizeTooLargeError,
     PolicyViolationError,
@@ -22,7 +21,7 @@ from kafka.errors import (
     TopicAuthorizationFailedError,
 )
 
-from trainwarden.bus.kafka.client import Clients, is_about
+from trainwarden.bus.kafka.client import LIBRARYS, Clients, is_about
 from trainwarden.errors import BusError, BusUnavailable, RecordError, RecordsRefused
 
 log = logging.getLogger("trainwarden.bus")
@@ -166,7 +165,10 @@ class OrderedProducer:
         except KafkaTimeoutError:  # the broker knows no such topic
             self._partitions[record.topic] = 0
             self._held.add(record.topic)
-        except KafkaError:
+        except ValueError:  # no such partition: the topic was made again with fewer
+            self._partitions.pop(record.topic, None)
+            self._held.add(record.topic)
+        except LIBRARYS:
             self._stalled = True
 
     def _partitions_of(self, topic: str, producer: KafkaProducer) -> int:
@@ -214,7 +216,7 @@ class OrderedProducer:
             producer._sender.join(_JOIN_TIMEOUT_S)
             try:
                 producer.close(timeout=0)
-            except KafkaTimeoutError as error:
+            except LIBRARYS as error:
                 log.warning("producer did not end", extra={"fields": {"error": str(error)}})
 
     def _wait(self, timeout_s: float) -> None:
@@ -222,7 +224,7 @@ class OrderedProducer:
         if producer is not None:
             try:
                 producer.flush(timeout=timeout_s)
-            except KafkaError as error:  # whose records it is about is for their futures to say
+            except LIBRARYS as error:  # whose records it is about is for their futures to say
                 log.debug("flush is not done", extra={"fields": {"error": str(error)}})
 
     def _look_for_topics(self) -> None:
@@ -238,6 +240,9 @@ class OrderedProducer:
             gone = {one for one in waiting & self._partitions.keys() if known.partitions_for_topic(one) is None}
             gone -= known.unauthorized_topics
             self._partitions.update(dict.fromkeys(gone, 0))  # they may come back with another number of them
+            counts = {one: len(known.partitions_for_topic(one) or ()) for one in waiting & self._partitions.keys()}
+            if any(count < self._partitions[one] for one, count in counts.items()):
+                self._drop_producer()  # what it has in hand for partitions that are gone it would send for ever
         if gone:
             self._missing(gone)
 
@@ -303,6 +308,6 @@ def _came_through(record: _Sent) -> bool:
     """Whether `record`, which was handed over by itself, has been acknowledged."""
     try:
         record.future.get(timeout=_ALONE_S)
-    except KafkaError:
+    except LIBRARYS:
         return False
     return True

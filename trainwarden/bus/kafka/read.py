@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
 from trainwarden.bus.dead_letters import Decoder
-from trainwarden.bus.kafka.client import Clients
+from trainwarden.bus.kafka.client import LIBRARYS, Clients
 from trainwarden.errors import BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.topics import Topic
@@ -38,11 +39,11 @@ def read_all(clients: Clients, topic: Topic[Any], from_time_s: float | None, dec
             for partition in left:
                 consumer.seek(partition, starts[partition])
         except BaseException:
-            consumer.close(timeout_ms=CLOSE_TIMEOUT_MS)
+            let_go(consumer)
             raise
     messages = _read_to(clients, consumer, topic, {partition: ends[partition] for partition in left}, decoder)
     # A generator that nobody began would never reach its own `finally`.
-    weakref.finalize(messages, consumer.close, timeout_ms=CLOSE_TIMEOUT_MS)
+    weakref.finalize(messages, let_go, consumer)
     return messages
 
 
@@ -63,13 +64,20 @@ def _read_to(
                     message = message_of(raw, topic.name, decoder)
                     if message is not None:
                         yield message
-            done = {partition for partition in left if (consumer.position(partition) or 0) >= ends[partition]}
+            with clients.guard("reading"):
+                done = {partition for partition in left if (consumer.position(partition) or 0) >= ends[partition]}
+                consumer.pause(*done)
             if not batches and not done:
                 raise BusUnavailable(f"kafka {','.join(clients.servers)}: reading {topic.name} came to a halt")
             left -= done
-            consumer.pause(*done)
     finally:
-        consumer.close(timeout_ms=CLOSE_TIMEOUT_MS)
+        let_go(consumer)
+
+
+def let_go(consumer: KafkaConsumer, **options: Any) -> None:
+    """Let go of it; what it says then changes nothing of what was read."""
+    with suppress(*LIBRARYS):
+        consumer.close(timeout_ms=CLOSE_TIMEOUT_MS, **options)
 
 
 def _by_time(batches: Iterable[Sequence[Any]]) -> Iterator[Any]:

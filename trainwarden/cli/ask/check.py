@@ -23,6 +23,8 @@ class CommandClass(TyperCommand):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         try:
             return super().make_context(info_name, args, parent, **extra)
+        except WardenError as error:
+            raise typer.Exit(_tell(Answer.of(State.UNKNOWN, str(error)))) from error
         except Exception as error:
             said = getattr(
                 error, "format_message", None

@@ -22,7 +22,7 @@ from trainwarden.cli.ask.judging.detect_answer import answer_of_all, answer_word
 from trainwarden.cli.ask.judging.kept_result import keep_result
 from trainwarden.cli.shared.answers import EXIT_CODES
 from trainwarden.cli.shared.formatting import counted, moment
-from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
+from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json, job_name
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError, DataError
 from trainwarden.records import IncidentRecord
@@ -50,7 +50,9 @@ def detect(
     prometheus: Annotated[
         str | None, typer.Option(metavar="URL", help="A Prometheus with metrics of dcgm-exporter and node_exporter.")
     ] = None,
-    job: Annotated[str | None, typer.Option(metavar="NAME", help="A job on the bus, or in the archive.")] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", callback=job_name, help="A job on the bus, or in the archive.")
+    ] = None,
     bus: BusAddress = None,
     archive: Annotated[Path | None, typer.Option(metavar="DIR", help="With --job: the archive to read.")] = None,
     match: Annotated[

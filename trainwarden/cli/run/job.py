@@ -10,7 +10,7 @@ import typer
 
 from trainwarden.cli.run.launch_node import NodesAsked, job_client
 from trainwarden.cli.shared.machine import user
-from trainwarden.cli.shared.options import ConfigFile, Json
+from trainwarden.cli.shared.options import ConfigFile, Json, job_name
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError, LauncherError
 from trainwarden.launching import NODE_VERBS, LauncherState, Report, Verb
@@ -29,7 +29,7 @@ def job(
     word: Annotated[Word, typer.Argument()],
     node: Annotated[str | None, typer.Argument(help="Whom to evict, cordon or uncordon.")] = None,
     *,
-    name: Annotated[str, typer.Option("--job", help="Name of the job.")],
+    name: Annotated[str, typer.Option("--job", callback=job_name, help="Name of the job.")],
     rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Its rendezvous; several with commas.")],
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Holds the nodes' token, or one's own.")

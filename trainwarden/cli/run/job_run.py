@@ -33,6 +33,7 @@ from trainwarden.cli.shared.answers import Blind
 from trainwarden.cli.shared.extras import check_services
 from trainwarden.cli.shared.follow import Follower
 from trainwarden.cli.shared.machine import PACKAGE
+from trainwarden.cli.shared.options import job_name
 from trainwarden.cli.shared.orphans import OrphansOfAll
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.page_beside import PageBeside
@@ -59,13 +60,7 @@ def settings_for(config: Path | None, job: str | None, prefix: str) -> Settings:
     if job is None and config is None:
         job = f"{prefix}-{uuid.uuid4().hex[:8]}"
     if job is not None:
-        try:
-            settings = msgspec.convert({**msgspec.structs.asdict(settings), "job": job}, Settings, from_attributes=True)
-        except msgspec.ValidationError as error:
-            raise ConfigError(
-                f"--job '{job[:140]}': a job's name has up to 128 letters, digits, dots, dashes and underscores, "
-                "a letter or digit first"
-            ) from error
+        settings = msgspec.structs.replace(settings, job=job_name(job))
     return settings
 
 

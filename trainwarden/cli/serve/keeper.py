@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from trainwarden.cli.serve.process import StopFlag
-from trainwarden.cli.shared.options import ConfigFile, WithParent
+from trainwarden.cli.shared.options import ConfigFile, WithParent, job_name
 from trainwarden.errors import ConfigError
 
 
 def keeper(
     *,
-    job: Annotated[str, typer.Option(help="Name of the job, as TRAINWARDEN_JOB says it to the ranks.")],
+    job: Annotated[str, typer.Option(callback=job_name, help="Name of the job, as TRAINWARDEN_JOB says it.")],
     node: Annotated[str | None, typer.Option(help="This node's name in --ring; default the host's name.")] = None,
     ring: Annotated[
         str,

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from trainwarden.errors import ConfigError
+from trainwarden.settings import JOB_NAME
 
 Json = Annotated[
     str | None,
@@ -28,7 +29,30 @@ Preload = Annotated[
     typer.Option("--preload", metavar="MODULE", help="Import it once; ranks start from there. May be repeated."),
 ]
 BusAddress = Annotated[str | None, typer.Option("--bus", help="embedded:PATH or kafka://host:port.")]
-JobName = Annotated[str | None, typer.Option("--job", help="Name of the job.")]
+
+
+def job_name(text: str | None) -> str | None:
+    """The name of a job that an option gives.
+
+    Raises
+    ------
+    ConfigError
+        If no job can have that name (`trainwarden.settings.Settings.job`).
+
+    Examples
+    --------
+    >>> job_name("llama-3.1_70B"), job_name(None)
+    ('llama-3.1_70B', None)
+    """
+    if text is None or re.fullmatch(JOB_NAME, text, re.ASCII):
+        return text
+    raise ConfigError(
+        f"--job {text[:140]!r}: a job's name has up to 128 letters, digits, dots, dashes and underscores, "
+        "a letter or digit first"
+    )
+
+
+JobName = Annotated[str | None, typer.Option("--job", callback=job_name, help="Name of the job.")]
 KeyFile = Annotated[
     Path | None, typer.Option("--key", metavar="FILE", help="Sign with this key; default commands.key.")
 ]

@@ -247,6 +247,31 @@ def test_an_approval_ends_with_the_state_from_which_its_plan_was_made() -> None:
     assert rig.launcher.splits == [(7, 7, 3, 7)]
 
 
+def test_an_approval_that_comes_twice_is_carried_out_once_and_an_old_one_approves_no_later_plan() -> None:
+    """On a bus without signatures as well: a word is of one action, one plan and one state of the job."""
+    rig, incident = proposed()
+    old = rig.command("approve", "i1/rebalance/1")
+    rig.launcher.generation += 1  # somebody else has acted on the job
+    rig.tick(1.0)
+    for _ in range(3):
+        rig.tell(old)
+    assert rig.launcher.splits == []
+    word = rig.command("approve", "i1/rebalance/1")
+    rig.tell(word)
+    for one in (word, old, word):
+        rig.tell(one)
+        rig.restart_engine()
+        rig.tick(1.0)
+    assert rig.launcher.splits == [(7, 7, 3, 7)]
+    rig.tell(rig.closed(incident))
+    rig.tell(rig.incident("i2", kind="slow_compute", evidence=slow_evidence()))
+    rig.tell(word, old)
+    rig.tick(600.0)
+    rig.restart_engine()
+    rig.tick(1.0)
+    assert rig.launcher.splits == [(7, 7, 3, 7)]
+
+
 @pytest.mark.parametrize("plan", [{}, {"micro_batches": "no numbers"}, {"nodes": 5}])
 def test_a_record_whose_plan_is_not_what_its_digest_says_is_shown_anew(plan: dict[str, Any]) -> None:
     rig, _ = proposed()

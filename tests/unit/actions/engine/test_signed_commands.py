@@ -246,3 +246,21 @@ def test_without_trusted_keys_everything_is_as_it_was() -> None:
     lost(rig)
     said(rig, "approve", None, EVICT)
     assert rig.launcher.asked == [("evict", EVICT)]
+
+
+def test_a_replayed_approval_does_nothing_a_second_time_not_after_a_restart_either() -> None:
+    rig = signing()
+    lost(rig)
+    word = said(rig, "approve", KEYS["ann"], EVICT)
+    assert rig.launcher.asked == [("evict", EVICT)]
+    for number in range(1, 4):
+        put(rig, word)
+        rig.restart_engine()
+        rig.tick(1.0)
+        assert rig.launcher.asked == [("evict", EVICT)]
+        assert (refused(rig, "replayed") or 0) >= number
+    rig.tell(rig.incident("i2", "gpu_lost", suspects=(Suspect(score=1.0, reason="Xid 79", rank=2, node="n7"),)))
+    put(rig, word)
+    put(rig, msgspec.structs.replace(word, action="i2/evict/1"))
+    assert (refused(rig, "forged") or 0) >= 1
+    assert rig.launcher.asked == [("evict", EVICT)]

@@ -103,3 +103,46 @@ def test_python_m_trainwarden_is_the_command(tmp_path: Path) -> None:
     mistaken = subprocess.run([*command, "check-config", str(wrong)], capture_output=True, text=True, check=False)
     assert (mistaken.returncode, mistaken.stdout) == (2, "")
     assert mistaken.stderr.startswith(f"trainwarden: {wrong}:1: unknown key `jobb`")
+
+
+WITH_A_JOB = {
+    "watch": ["--", "true"],
+    "launch": ["--", "true"],
+    "job": ["status", "--rdzv", "127.0.0.1:1"],
+    "keeper": [],
+    "incidents": [],
+    "check": [],
+    "explain": [],
+    "report": [],
+    "actions": [],
+    "silences": [],
+    "cordon": ["n1"],
+    "uncordon": ["n1"],
+    "detect": [],
+    "checkpoints": [],
+    "annotate": ["add", "--label", "normal"],
+}
+
+
+def test_all_commands_that_are_asked_about_a_job_are_in_the_table() -> None:
+    commands = {name: load(name, entry) for name, entry in COMMANDS.items()}
+    assert WITH_A_JOB.keys() == {
+        name for name, command in commands.items() if any("--job" in one.opts for one in command.params)
+    }
+
+
+@pytest.mark.parametrize("job", ["a/b", "", "../x", "a b", "-x", "x" * 129, "j\n", "a\x1b[2J", "\u0661"])
+@pytest.mark.parametrize("command", WITH_A_JOB)
+def test_a_name_that_no_job_can_have_is_one_sentence_and_wrong_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, job: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rest = WITH_A_JOB[command]
+    words = [f"--job={job}", *rest] if "--" in rest else [*rest, f"--job={job}"]
+    code = run(monkeypatch, command, *words)
+    said = capsys.readouterr()
+    assert code == (3 if command == "check" else 2), said  # to a Nagios 2 is CRITICAL, and wrong use UNKNOWN
+    (line,) = (said.out + said.err).splitlines()
+    assert "a job's name has up to 128 letters" in line
+    assert line.isprintable()
+    assert not list(tmp_path.iterdir())

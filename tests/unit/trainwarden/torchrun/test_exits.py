@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -123,6 +124,23 @@ def test_they_are_left_for_torchrun_to_reap(rig):
     rig.let_end(0)
     rig.until(lambda: bool(rig.ends))
     assert rig.processes[0].wait(PATIENCE_S) == 3
+
+
+def test_a_rank_lives_though_no_descriptor_is_left(rig, monkeypatch):
+    """`pidfd_open` fails where the limit of descriptors is reached, and where a container's rules know no such call."""
+    for number in (errno.EMFILE, errno.EPERM, errno.ENOSYS):
+        monkeypatch.setattr(os, "pidfd_open", lambda _pid, number=number: (_ for _ in ()).throw(OSError(number, "no")))
+        rig.said, rig.ends[:] = {}, []
+        rig.exits.begin()
+        first = len(rig.processes)
+        rig.ranks(0, 7)
+        rig.until(lambda: rig.said.get("ranks") == [0, 1])
+        time.sleep(0.1)
+        assert (rig.said["alive"], rig.ends) == ([0, 1], [])
+        rig.let_end(first + 1)
+        rig.until(lambda: rig.said["failure"] == {"rank": 1, "how": "ended with code 7"})
+        rig.let_end(first)
+        rig.until(lambda: len(rig.ends) == 2)
 
 
 def test_one_that_torchrun_has_reaped_first_is_known_where_the_kernel_remembers():

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -189,3 +189,50 @@ def test_a_process_with_more_than_a_thousand_descriptors_hears_the_service() -> 
     os.close(read)
     os.close(write)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+HOSTILE = [
+    b"\x00\xff\xfe garbage",
+    b"[" * 200_000,
+    b"7",
+    b'{"begin": 7}',
+    b'{"begin": {"round": "2", "rank": 0, "world": 1, "host": "h", "port": 7}}',
+    b'{"begin": {"round": 2, "rank": null, "world": 1, "host": "h", "port": 7}}',
+    b'{"over": "soon"}',
+    b'{"memory": 7}',
+    b'{"memory": {"kept": 7}}',
+    b'{"memory": {"kept": [{"report": {}}]}}',
+    b'{"memory": {"kept": [{"report": {"operation": "o", "state": "done"}}]}}',
+    b'{"splits": [{}]}',
+    b'{"splits": 7}',
+    b'{"bus": 7, "splits": {"a": 1}}',
+]
+
+
+@pytest.mark.parametrize("said", HOSTILE, ids=range(len(HOSTILE)))
+def test_whatever_a_service_says_the_next_one_is_heard(ports, said):
+    """Another program may listen there, or another version of ours."""
+    first, second = ports
+
+    def answer(listening: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection, suppress(OSError):
+                    connection.sendall(b'{"begin": null}\n')
+                    connection.sendall(said + b"\n")
+                    connection.settimeout(5.0)
+                    while connection.recv(1 << 16):
+                        pass
+
+    def put(splits: list[dict[str, int]]) -> None:
+        assert splits[-1]["number"]
+
+    with socket.create_server(("127.0.0.1", first)) as listening, serving(second):
+        threading.Thread(target=answer, args=(listening,), daemon=True).start()
+        endpoints = Endpoints((("127.0.0.1", first), ("127.0.0.1", second)), TOKEN)
+        one = Agent(Place("j", "a", 1, 1, "127.0.0.1"), endpoints, put, lambda bus: [][len(bus) :] or None)
+        one.start()
+        assert one.wait_for_round(7, PATIENCE_S)[:5] == (1, 0, 1, "127.0.0.1", 7)
+        one.close()
+        listening.shutdown(socket.SHUT_RDWR)

@@ -9,6 +9,7 @@ import typer
 
 from trainwarden.cli.ask.jobs_on_bus import address_of, open_bus
 from trainwarden.cli.shared.machine import user
+from trainwarden.cli.shared.options import job_name
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.speak import speak
 from trainwarden.clock import Clock, SystemClock
@@ -29,7 +30,12 @@ Node = Annotated[str, typer.Argument(help="As the agents call it; `trainwarden n
 Why = Annotated[str, typer.Option("--why", "--reason", help="For the log, and for whoever finds the node so.")]
 Job = Annotated[
     str | None,
-    typer.Option("--job", metavar="NAME", help="A job that its launcher runs; default: the last heard of on the node."),
+    typer.Option(
+        "--job",
+        metavar="NAME",
+        callback=job_name,
+        help="A job that its launcher runs; default: the last heard of on the node.",
+    ),
 ]
 Wait = Annotated[float, typer.Option("--wait", min=0.0, max=86_400.0, metavar="S", help="Seconds for an answer.")]
 

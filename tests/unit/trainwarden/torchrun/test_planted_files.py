@@ -1,0 +1,64 @@
+"""Others may write into a run folder that was named: torchrun neither waits for what lies there nor follows a link."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.unit.trainwarden.hook.test_planted_files import KINDS, in_time, plant
+from trainwarden import rundir
+from trainwarden.torchrun.exits import Exit
+from trainwarden.torchrun.files import opened, put_whole
+from trainwarden.torchrun.memory import LOG_NAME as KEEPER_LOG
+from trainwarden.torchrun.memory import MemoryFolder
+from trainwarden.torchrun.surroundings import Surroundings
+from trainwarden.torchrun.watching import LOG_NAME, NodeAgent
+
+PATIENCE_S = 60.0
+OLD_NAMES = ("torchrun.new", "plan.1")  # under which files were once written beside
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [rundir.TORCHRUN, rundir.PLAN, rundir.EVENTS, *OLD_NAMES])
+def test_a_run_folder_is_used_whatever_lies_there(tmp_path: Path, kind: str, name: str) -> None:
+    run, done = tmp_path / "run", threading.Event()
+    run.mkdir()
+    elsewhere = plant(run / name, kind)
+    before = elsewhere.read_text()
+    around = in_time(lambda: Surroundings("j", "n", {"TRAINWARDEN_RUN_DIR": str(run)}, print))
+    assert isinstance(around, Surroundings)
+    in_time(lambda: around.ended(Exit(0, 1, 1.0, 3, None, False)))
+    around.placed(0, 0, 1, "")
+    around.put_splits([{"number": 1, "micro_batches": [1]}], lambda _number: done.set())
+    assert done.wait(PATIENCE_S) == (kind != "folder" or name != rundir.PLAN)
+    in_time(around.close)
+    assert elsewhere.read_text() == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_service_is_waited_for_whose_log_was_planted(tmp_path: Path, kind: str) -> None:
+    elsewhere = plant(tmp_path / KEEPER_LOG, kind)
+    (tmp_path / LOG_NAME).symlink_to(elsewhere)
+    before = elsewhere.read_text()
+    memory = str(tmp_path / "memory")
+    keeper = MemoryFolder("j", str(tmp_path), {"TRAINWARDEN_CHECKPOINT_MEMORY": memory}, tmp_path, alone=True)
+    in_time(keeper.start)
+    agent = NodeAgent("j", "n", tmp_path, os.environ)
+    in_time(lambda: agent._start("embedded:nowhere/bus.db"))
+    in_time(agent.close)
+    in_time(keeper.close)
+    assert elsewhere.read_text() == before
+
+
+def test_a_file_is_put_whole_and_another_links_count_is_no_file_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "torchrun.json"
+    put_whole(path, json.dumps({"pid": 1}))
+    put_whole(path, json.dumps({"pid": 2}))
+    assert (json.loads(path.read_text()), [one.name for one in tmp_path.iterdir()]) == ({"pid": 2}, ["torchrun.json"])
+    (tmp_path / "linked").hardlink_to(path)
+    with pytest.raises(OSError, match="no file of ours"):
+        opened(tmp_path / "linked", os.O_APPEND)
