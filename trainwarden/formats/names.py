@@ -166,9 +166,8 @@ def metric_of(name: str) -> Heading | None:
         return Heading(metric.name, factor, metric.unit)
     if bare.startswith("nvidia_smi_"):
         return _exported(bare)
-    found = next(
-        (SPELLINGS[one] for one in (bare, _SUFFIX.sub("", bare), _DOTS.sub("_", bare)) if one in SPELLINGS), None
-    )
+    spelt = (bare, _SUFFIX.sub("", bare), _DOTS.sub("_", bare), bare.removeprefix("gpu."))
+    found = next((SPELLINGS[one] for one in spelt if one in SPELLINGS), None)
     if found is None:
         return None
     metric = CATALOGUE[found[0]]
