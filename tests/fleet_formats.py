@@ -314,6 +314,67 @@ def _spelled_out(samples: list[Sample]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_SERVED: Final[dict[str, Callable[[Sample], float]]] = {
+    "temperature": lambda one: one.celsius, "power_usage": lambda one: one.watts,
+    "sm_clock": lambda one: one.clock_mhz, "utilization": lambda one: one.busy,
+}  # fmt: skip
+
+
+def _datadog(samples: list[Sample]) -> str:
+    """Datadog's answer to a query of series (API v1)."""
+    series = [
+        {"metric": f"dcgm.{name}", "scope": f"gpu:{gpu},host:a1", "tag_set": [f"gpu:{gpu}", "host:a1"],
+         "pointlist": [[one.time_s * 1000.0, value(one)] for one in samples if one.gpu == gpu]}
+        for name, value in _SERVED.items() for gpu in range(GPUS)
+    ]  # fmt: skip
+    return json.dumps({"status": "ok", "series": series})
+
+
+def _grafana_frames(samples: list[Sample]) -> str:
+    """Grafana's answer to a panel's query, a frame for each series."""
+    frames = [
+        {"schema": {"fields": [{"name": "Time", "type": "time"}, {"name": "Value", "type": "number",
+                                                                  "labels": {"__name__": name, **_labels(gpu)}}]},
+         "data": {"values": [[one.time_s * 1000 for one in samples if one.gpu == gpu],
+                             [value(one) for one in samples if one.gpu == gpu]]}}
+        for name, value in _DCGM.items() for gpu in range(GPUS)
+    ]  # fmt: skip
+    return json.dumps({"results": {"A": {"status": 200, "frames": frames}}})
+
+
+def _otlp(samples: list[Sample]) -> str:
+    """As OpenTelemetry's file exporter writes a batch a line."""
+    host = {"attributes": [{"key": "host.name", "value": {"stringValue": "a1"}}]}
+    lines = []
+    for moment in sorted({one.time_s for one in samples}):
+        now = [one for one in samples if one.time_s == moment]
+        told = [{"name": f"hw.gpu.{name}", "gauge": {"dataPoints": [
+            {"asDouble": value(one), "timeUnixNano": str(one.time_s * 10**9),
+             "attributes": [{"key": "gpu", "value": {"stringValue": str(one.gpu)}}]} for one in now]}}
+            for name, value in _SERVED.items()]  # fmt: skip
+        lines.append(json.dumps({"resourceMetrics": [{"resource": host, "scopeMetrics": [{"metrics": told}]}]}))
+    return "\n".join(lines) + "\n"
+
+
+def _open_metrics(samples: list[Sample]) -> str:
+    """With exemplars behind the samples."""
+    text = ""
+    for name, value in _DCGM.items():
+        text += f"# TYPE {name} gauge\n"
+        for one in samples:
+            labels = ",".join(f'{key}="{word}"' for key, word in _labels(one.gpu).items())
+            text += f'{name}{{{labels}}} {value(one):g} {one.time_s}.5 # {{trace_id="ab{one.gpu}"}} 0.67\n'
+    return text + "# EOF\n"
+
+
+def _kibana(samples: list[Sample]) -> str:
+    lines = ['"@timestamp","host.name","gpu.index","gpu.temperature","gpu.power","gpu.utilization","gpu.sm_clock"']
+    for one in samples:
+        when = stamp(one.time_s, "%b %d, %Y @ %H:%M:%S.000")
+        lines.append(f'"{when}",a1,{one.gpu},{one.celsius},{one.watts},{one.busy},{one.clock_mhz}')
+    return "\n".join(lines) + "\n"
+
+
 WRITERS: Final[dict[str, tuple[str, Callable[[list[Sample]], str]]]] = {
     "nvidia-smi csv": ("gpu.csv", _smi_csv),
     "nvidia-smi csv without times": ("smi.csv", _smi_bare),
@@ -336,6 +397,11 @@ WRITERS: Final[dict[str, tuple[str, Callable[[list[Sample]], str]]]] = {
     "nvidia-smi dmon --format csv": ("dmon.csv", _dmon_csv),
     "rocm-smi csv": ("rocm.csv", _rocm_csv),
     "names spelled out": ("fleet.csv", _spelled_out),
+    "datadog": ("query.json", _datadog),
+    "grafana frames": ("panel.json", _grafana_frames),
+    "otlp": ("otlp.json", _otlp),
+    "openmetrics with exemplars": ("metrics.txt", _open_metrics),
+    "kibana": ("discover.csv", _kibana),
     "own table": ("fleet.csv", _lower_case),
 }
 """By name: the file's name, and how it is written."""

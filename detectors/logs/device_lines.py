@@ -22,6 +22,7 @@ _DEVICES: Final = (
     re.compile(r"\b((?:mlx5|bnxt_re|irdma|rdmap[0-9]{1,3}s[0-9]{1,3}|rocep?[0-9a-z]{0,12}|ibp?[0-9a-z]{1,12})_?[0-9]{0,3}):[0-9]{1,3}\b"),
     re.compile(r"\bNVRM: (GPU[0-9]{1,2})\b"),
     re.compile(r"\bGPU ((?:[0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\.[0-7]"),
+    re.compile(r"^health check: ((?:gpu|mlx)[0-9a-z_]{1,16}) "),
     re.compile(r"\b(nvme[0-9]{1,3})n?[0-9]{0,3}\b"),
     re.compile(r"\b((?:eth|ib|bond|en[ospx])[0-9][0-9a-z]{0,14}): "),
 )  # fmt: skip

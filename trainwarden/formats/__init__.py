@@ -9,7 +9,10 @@ from typing import Final
 
 CATALOG: Final[dict[str, str]] = {
     "recorded table": "trainwarden.formats.tables.ours:OurTable",
+    "parquet table": "trainwarden.formats.tables.parquet:ParquetTable",
+    "mlflow database": "trainwarden.formats.trackers.mlflow_database:MlflowDatabase",
     "flight recorder": "trainwarden.formats.dumps.flight_recorder:FlightRecorder",
+    "health report": "trainwarden.formats.gpu.health_reports:HealthReport",
     "gpu records": "trainwarden.formats.gpu.gpu_records:GpuRecords",
     "nvidia-smi csv": "trainwarden.formats.gpu.smi_csv:NvidiaSmiCsv",
     "nvidia-smi text": "trainwarden.formats.gpu.smi_text:NvidiaSmiText",
@@ -22,6 +25,7 @@ CATALOG: Final[dict[str, str]] = {
     "dmon": "trainwarden.formats.gpu.monitors:Monitor",
     "exporter text": "trainwarden.formats.exporters.exposition:Exposition",
     "prometheus json": "trainwarden.formats.exporters.query_range:QueryRange",
+    "service json": "trainwarden.formats.exporters.service_json:ServiceJson",
     "sample lines": "trainwarden.formats.exporters.sample_lines:SampleLines",
     "tensorboard events": "trainwarden.formats.trackers.event_file:EventFile",
     "annotated csv": "trainwarden.formats.exporters.annotated:AnnotatedCsv",

@@ -20,6 +20,7 @@ from trainwarden.recorded.job import Floats
 
 MAX_TEXT: Final = 8
 MIN_EPOCH_S: Final = 1e8  # 1973: what counts less is no time since 1970
+_TAGS: Final = ("tags", "tag", "scope", "group", "tag_set")
 ROUND_S: Final = 1.0  # between samples that carry no time, as for `dmon`
 
 
@@ -31,7 +32,7 @@ def interpreted(table: Table) -> Found:
     DataError
         With all its problems.
     """
-    frame = table.frame
+    frame = table.frame = _without_tags(table.frame)
     roles = roles_of(list(frame.columns), table.said)
     found = Found(rows=len(frame))
     if not len(frame):
@@ -58,6 +59,17 @@ def interpreted(table: Table) -> Found:
         raise Misfit(table.file, table.problems)
     found.notes = [*table.notes, *found.notes]
     return found
+
+
+def _without_tags(frame: pd.DataFrame) -> pd.DataFrame:
+    """`frame` with a column for each key where cells hold ``gpu:0,host:a1``, as Datadog exports them."""
+    column = next((one for one in frame.columns if names.plain(str(one)) in _TAGS), None)
+    if column is None or not len(frame) or not str(frame[column].iloc[0]).count(":"):
+        return frame
+    told = [dict(word.strip().partition(":")[::2] for word in str(cell).split(",")) for cell in frame[column]]
+    tags = pd.DataFrame(told, index=frame.index).astype(object)
+    kept = [one for one in tags.columns if one not in frame.columns]
+    return pd.concat([frame.drop(columns=column), tags[kept].where(tags[kept].notna(), None)], axis=1)
 
 
 def _into(found: Found, frames: Found | pd.DataFrame | None) -> None:

@@ -9,16 +9,17 @@ from typing import Final
 
 from trainwarden.catalogue import ALIASES, CATALOGUE, lookup
 from trainwarden.formats.cells import UNITS
-from trainwarden.formats.vocabulary import SPELLINGS
+from trainwarden.formats.vocabulary import FIELDS, SPELLINGS
 
 TIME: Final = ("time_s", "timestamp", "time", "ts", "datetime", "date_time", "date/time", "wall time", "wall_time",
                "@timestamp", "_timestamp", "epoch", "unix_time", "time_ms", "timestamp_ms", "time_ns", "timestamp_ns",
                "timestamp_us", "_time", "date", "created_at", "query_time", "relative time", "_runtime")  # fmt: skip
 NODE: Final = ("node", "hostname", "host", "host_name", "nodename", "node_name", "instance", "server", "machine",
-               "kubernetes_node", "exported_instance")  # fmt: skip
+               "kubernetes_node", "exported_instance", "host.name", "agent.hostname")  # fmt: skip
 DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gpu_num", "index", "local_rank",
                  "minor_number", "card", "device_id", "device_index", "gpu_uuid", "uuid", "pci.bus_id", "pci_bus_id",
-                 "bdf", "entity", "serial", "gpu_bus_id", "bus_id", "pci.bus")  # fmt: skip
+                 "bdf", "entity", "serial", "gpu_bus_id", "bus_id", "pci.bus", "gpu.index", "gpu.id",
+                 "gpu_number", "gpu.uuid")  # fmt: skip
 RANK: Final = ("rank", "global_rank", "process_rank")
 MODEL: Final = ("model", "modelname", "gpu_name", "product_name", "card series", "card model", "device_name", "name",
                 "gpu name")  # fmt: skip
@@ -31,6 +32,7 @@ OTHER_LOSSES: Final = frozenset({
 })  # fmt: skip
 STEP: Final = ("step", "_step", "global_step", "iteration", "iter", "trainer/global_step", "train/global_step",
                "training_step", "consumed_steps", "current_steps")  # fmt: skip
+EPOCH: Final = "epoch"  # a pass over the data where small numbers stand below it, else seconds since 1970
 SERIES: Final = (
     "metric",
     "series",
@@ -68,6 +70,7 @@ _RATES: Final = frozenset({
 })  # fmt: skip
 _UNIT: Final = re.compile(r"\s{0,4}[\[(]\s{0,2}([A-Za-z°µ%/]{1,16})\s{0,2}[\])]\s{0,4}$")
 _SUFFIX: Final = re.compile(r"_(mhz|ghz|watts?|percent(?:age)?|pct|mib|gib|celsius|ms|milliseconds|us|ns|seconds|sec)$")
+_DOTS: Final = re.compile(r"[./]")  # Elastic's and Datadog's names of what others write with underscores
 _TIME: Final = re.compile(r"(_time)?(_s|_ms|_milliseconds|_us|_ns|_seconds|_sec)?$")
 
 
@@ -151,6 +154,7 @@ def metric_of(name: str) -> Heading | None:
     ('gpu_sm_clock_hertz', 1.0)
     """
     stripped = name.strip().strip('"')
+    stripped = f"DCGM_FI_{FIELDS[stripped]}" if stripped in FIELDS else stripped
     exact = lookup(stripped)
     if exact is not None:
         return Heading(exact.name, exact.scale_of(stripped), exact.unit)
@@ -162,7 +166,8 @@ def metric_of(name: str) -> Heading | None:
         return Heading(metric.name, factor, metric.unit)
     if bare.startswith("nvidia_smi_"):
         return _exported(bare)
-    found = SPELLINGS.get(bare) or SPELLINGS.get(_SUFFIX.sub("", bare))
+    spelt = (bare, _SUFFIX.sub("", bare), _DOTS.sub("_", bare), bare.removeprefix("gpu."))
+    found = next((SPELLINGS[one] for one in spelt if one in SPELLINGS), None)
     if found is None:
         return None
     metric = CATALOGUE[found[0]]

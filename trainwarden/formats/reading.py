@@ -15,7 +15,7 @@ from trainwarden.formats.building import joined_iterations, joined_metrics
 from trainwarden.formats.protocol import Found, Misfit
 from trainwarden.formats.source import Source
 from trainwarden.formats.steps import DERIVED
-from trainwarden.formats.survey import files_below, is_recognised, looked_at, made
+from trainwarden.formats.survey import files_below, looked_at, made
 from trainwarden.formats.tables.ours import header_of, kind_of, parquet_kind, refuse_collapsed
 from trainwarden.formats.text.log_text import NAME as TEXT
 from trainwarden.formats.text.log_text import with_logs
@@ -102,7 +102,7 @@ def read_job(path: Path, name: str | None = None, said: Mapping[str, str] | None
     gathered = _Gathered()
     if path.is_file():
         _read_file(gathered, path, path.name, said)
-        _refuse_nothing(gathered, path)
+        _refuse_mistakes(gathered)
         return _with(RecordedJob(name or path.name.partition(".")[0] or path.name, path), gathered)
     foreign = _foreign(path, said)
     try:
@@ -120,7 +120,7 @@ def read_job(path: Path, name: str | None = None, said: Mapping[str, str] | None
         if file not in known:
             _read_file(gathered, place, file, said)
     if not gathered.files:
-        _refuse_nothing(gathered, path)
+        _refuse_mistakes(gathered)
     if foreign:
         for error in gathered.errors:
             if any(str(error).startswith(one) for one in foreign):
@@ -181,8 +181,9 @@ def _read_file(gathered: _Gathered, path: Path, name: str, said: Mapping[str, st
         gathered.unread.append(UnreadFile(name, _why(path, name)))
         return
     kind = sniffed.format
+    source = Source(path, name)
     try:
-        found = made(kind).read(Source(path, name), said)
+        found = made(kind).read(source, said)
     except DataError as error:
         lenient = None if isinstance(error, Misfit) or kind != "recorded table" else _leniently(path, name, said)
         if lenient is None:
@@ -194,6 +195,8 @@ def _read_file(gathered: _Gathered, path: Path, name: str, said: Mapping[str, st
         what = f"it cannot be read as {kind} ({type(error).__name__}: {str(error)[:120]})"
         gathered.fail(name, kind, DataError(f"{name}: {what}"))
         return
+    if source.cut:
+        found.notes.append("the packed file is cut short: what stands before the cut is read")
     gathered.add(name, kind, found)
 
 
@@ -214,17 +217,14 @@ def _why(path: Path, name: str) -> str:
         return str(error)
 
 
-def _refuse_nothing(gathered: _Gathered, path: Path) -> None:
-    """Raise where no file could be read."""
+def _refuse_mistakes(gathered: _Gathered) -> None:
+    """Raise where no file could be read and one of them has mistakes in its cells."""
     if gathered.files:
         return
-    if gathered.errors:
-        raise gathered.errors[0]
-    if any(is_recognised(path if path.is_file() else path / one.path, one.path) for one in gathered.unread):
-        return  # each says what it is: not judged, with its reason
-    if len(gathered.unread) == 1:
-        one = gathered.unread[0]
-        raise DataError(f"{one.path} cannot be read: {one.why} (docs/data.md says what can)")
+    mistake = next((error for error in gathered.errors if isinstance(error, Misfit)), None)
+    if mistake is not None:
+        raise mistake
+    # Each unread file says what it is: not judged, with its reason.
 
 
 def _name_documented(gathered: _Gathered, job: RecordedJob, folder: Path, foreign: frozenset[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from trainwarden.catalogue import CATALOGUE
 from trainwarden.errors import ConfigError
 from trainwarden.formats import names
-from trainwarden.formats.vocabulary import SHORT, SPELLINGS
+from trainwarden.formats.vocabulary import FIELDS, SHORT, SPELLINGS
 
 WORDS: Final = ("time", "node", "device", "rank", "model", "step", "duration", "metric", "value")
 _GPU: Final = re.compile(r"(?i)(?:gpu|nvidia|card|cuda:?)[ _#:]{0,2}([0-9]{1,4})$")
@@ -64,6 +64,9 @@ def roles_of(columns: Sequence[str], said: Mapping[str, str]) -> Roles:
     roles.node = _first(columns, names.NODE)
     roles.rank = _first(columns, names.RANK)
     roles.step = _first(columns, names.STEP)
+    if roles.step is None and names.EPOCH in {names.plain(one) for one in columns}:
+        roles.step = next(one for one in columns if names.plain(one) == names.EPOCH)  # Keras counts nothing else
+        roles.time = None if roles.time == roles.step else roles.time
     roles.value = _first(columns, names.VALUE)
     roles.series = _first(columns, names.SERIES) if roles.value is not None else None
     roles.device = _first(columns, names.DEVICE, but=(roles.series,))
@@ -145,7 +148,11 @@ def heading_of(column: str, roles: Roles, gpus: bool) -> names.Heading | None:
     if column in roles.as_metric:
         metric = names.metric_of(roles.as_metric[column])
         return metric or names.Heading(roles.as_metric[column], 1.0, "")
-    if not gpus and names.plain(column) in SHORT and names.plain(column) in SPELLINGS:
+    if (
+        not gpus
+        and names.plain(column) in SHORT
+        and (names.plain(column) in SPELLINGS or names.plain(column) in FIELDS)
+    ):
         return None
     return names.metric_of(column)
 

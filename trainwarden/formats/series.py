@@ -65,7 +65,7 @@ def series_of(text: str) -> Series:
         return labelled(metric, labels)
     found = _GPU.search(text)
     if found is None:
-        return Series(names.metric_of(text), None, None)
+        return Series(names.metric_of(text) or _of_words(text), None, None)
     before, after = text[: found.start()].strip(_EDGE), text[found.end() :].strip(_EDGE)
     if before.lower().endswith(("system", "system/node", "node")):
         before = ""  # a tracker's own word
@@ -75,6 +75,16 @@ def series_of(text: str) -> Series:
     if metric is None and after and not before:
         node = after
     return Series(metric, node or None, device_name(found[1], True))
+
+
+def _of_words(name: str) -> names.Heading | None:
+    """The metric that the last words of a service's name tell, where one of its words speaks of GPUs."""
+    words = [word for word in re.split(r"[./ _]+", name.lower()) if word]
+    if not {"gpu", "dcgm", "nvidia"}.intersection(words):
+        return None
+    ends = ["_".join(words[-count:]) for count in range(min(len(words), 4), 0, -1)]
+    spelt = (names.metric_of(one) for end in ends for one in (end, f"gpu_{end}"))
+    return next((one for one in spelt if one is not None), None)
 
 
 def labels_of(text: str) -> dict[str, str]:

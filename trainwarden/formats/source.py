@@ -18,6 +18,7 @@ from trainwarden.recorded.files import reading
 HEAD_BYTES: Final = 65_536
 MAX_BYTES: Final = 512 * 1024 * 1024  # unpacked: as text and columns it takes some ten times as much memory
 PACKED: Final = (".gz", ".bz2", ".xz", ".zst")
+_PIECE: Final = 65_536
 _MAGIC: Final = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
@@ -34,6 +35,7 @@ class Source:
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
         self.name = name
+        self.cut = False
 
     @property
     def stem(self) -> str:
@@ -53,7 +55,7 @@ class Source:
             If the file cannot be read.
         """
         with self._open() as file:
-            return file.read(HEAD_BYTES)
+            return self._up_to_the_cut(file, HEAD_BYTES)
 
     @cached_property
     def head(self) -> str:
@@ -70,11 +72,26 @@ class Source:
         """
         most = MAX_BYTES if most is None else most
         with self._open() as file:
-            data = file.read(most + 1)
+            data = self._up_to_the_cut(file, most + 1)
         if len(data) > most:
             remedy = "cut it, or write it as metrics.parquet or metrics.csv (docs/data.md)"
             raise DataError(f"{self.name} is larger than {most:,} bytes unpacked: {remedy}")
         return data
+
+    def _up_to_the_cut(self, file: BinaryIO, most: int) -> bytes:
+        """What a packed file holds; of one that is cut short the lines before the cut."""
+        pieces, size = [], 0
+        try:
+            while size < most and (piece := file.read(min(_PIECE, most - size))):
+                pieces.append(piece)
+                size += len(piece)
+        except (EOFError, zlib.error, lzma.LZMAError):
+            whole = b"".join(pieces).rpartition(b"\n")[0]
+            if not whole:
+                raise
+            self.cut = True
+            return whole + b"\n"
+        return b"".join(pieces)
 
     def text(self) -> str:
         """The whole file as text without a byte-order mark, its lines ended by newlines.
@@ -84,7 +101,7 @@ class Source:
         DataError
             As `data`.
         """
-        return decoded(self.data()).replace("\r\n", "\n").replace("\r", "\n")
+        return decoded(self.data()).replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
@@ -107,6 +124,8 @@ def decoded(data: bytes) -> str:
     >>> [decoded(text) for text in ("a,b".encode("utf-16"), b"\\xef\\xbb\\xbfa", "é".encode("latin-1"), b"a\\0b\\0")]
     ['a,b', 'a', 'é', 'ab']
     """
+    if data.startswith(b"SQLite format 3\0"):
+        return data.decode("latin-1")  # its pages of zeros are no UTF-16
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", "replace").lstrip("\ufeff")
     probe = data[:200]

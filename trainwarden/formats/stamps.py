@@ -20,7 +20,7 @@ _COMPACT: Final = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})[ T]([0-9:]{6,8}(?:
 _ZONE: Final = re.compile(r"\s{1,2}(UTC|GMT|Z)$")
 _LONG_FRACTION: Final = re.compile(r"(\.[0-9]{6})[0-9]{1,12}")
 _FORMS: Final = ("%a %b %d %H:%M:%S %Y", "%d %b %Y %H:%M:%S", "%b %d %Y %H:%M:%S", "%b %d, %Y, %I:%M:%S %p",
-                 "%b %d, %Y %H:%M:%S", "%d-%b-%Y %H:%M:%S", "%b %d %H:%M:%S %Y")  # fmt: skip
+                 "%b %d, %Y %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f", "%d-%b-%Y %H:%M:%S", "%b %d %H:%M:%S %Y")  # fmt: skip
 
 
 class Times:

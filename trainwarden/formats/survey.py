@@ -20,7 +20,6 @@ from trainwarden.recorded.files import reading
 
 MAX_FILES: Final = 5_000
 MAX_DEPTH: Final = 6
-MAX_NAMED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ def sniffed(source: Source) -> tuple[str | None, float]:
     DataError
         If the file cannot be read.
     """
-    if source.stem.endswith(".parquet"):
-        return "parquet table" if "parquet table" in CATALOG else "recorded table", LIKELY
+    if source.stem.endswith(".parquet") and source.head_bytes:
+        return "parquet table", LIKELY
     head = source.head
     name = source.name.rsplit("/", 1)[-1].lower()
     for packed in (".gz", ".zst", ".bz2", ".xz"):
@@ -112,27 +111,6 @@ def jobs_at(path: Path) -> tuple[list[Path], bool]:
         return recorded.jobs_in(path), True
     except DataError:
         found = [looked_at(one, name) for one, name in files_below(path)]
-    if any(one.format is not None or is_recognised(one.path, one.name) for one in found):
-        return [path], False
-    raise DataError(
-        f"nothing in '{path}' can be read: {_listed([_shown(one) for one in found])} (docs/data.md says what can)"
-    )
-
-
-def is_recognised(path: Path, name: str) -> bool:
-    """Whether a file is known and says nothing of a training run."""
-    try:
-        return recognised(Source(path, name).head) is not None
-    except DataError:
-        return False
-
-
-def _shown(one: Sniffed) -> str:
-    return one.name if one.path.stat().st_size else f"{one.name} (empty)"
-
-
-def _listed(names: list[str]) -> str:
-    if not names:
-        return "there is no file"
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"{', '.join(names[:MAX_NAMED])}{more}: no format is known of that"
+    if found:
+        return [path], False  # what cannot be read is named, with its reason
+    raise DataError(f"nothing in '{path}' can be read: there is no file (docs/data.md says what can)")

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 _LOOKED_AT: Final = 4_000  # characters
 _PORTS: Final = "give `ethtool -S`, `ibstat` or `perfquery`, again and again"
 _HOST: Final = "give node_exporter's text or telegraf's lines of the same host"
+_STUCK: Final = "give flight-recorder dumps of all ranks, `ncclras -v` or the log"
 _GPUS: Final = "give `dcgmi dmon`, dcgm-exporter's text or `nvidia-smi -q -l`"
 
 
@@ -26,8 +27,6 @@ _KNOWN: Final = tuple(
          "give the training's own record"),
         (r"^\s{0,8}(?:\x1b\[[0-9;]{1,8}m)?\s{0,4}GPU0\s[^\n]{0,400}CPU Affinity",
          "the matrix of `nvidia-smi topo -m`, which holds no measurement", _GPUS),
-        (r"\"DCGM (?:GPU )?Diagnostic\"|^Successfully ran diagnostic|\"?Health Monitor Report\"?",
-         "an answer of `dcgmi diag` or `dcgmi health`, whose tests name their own result", _GPUS),
         (r"^\|? ?(?:GPU ID +\| Device Information|GROUPS +\||List Modules|Module ID +\||Field Groups)",
          "an answer of `dcgmi discovery`, `group` or `modules`, which holds no measurement", _GPUS),
         (r"^Linux [0-9]\S{1,80} \([^)\n]{1,100}\)\s{1,8}[0-9][0-9/.-]{5,9}\s{1,8}_\S{1,20}_",
@@ -40,6 +39,20 @@ _KNOWN: Final = tuple(
          "an answer of `ifconfig` or `ip link`", _PORTS),
         (r"^(?:CA|SW|Switch)\s{1,8}[0-9]{1,6}\s{1,8}[0-9]{1,4} 0x[0-9a-f]{16}\s|^(?:CA|Switch): 0x[0-9a-f]{16} ",
          "a map of the fabric (`ibnetdiscover`, `iblinkinfo`)", _PORTS),
+        (r"^GPU [0-9]{1,3}: [^\n]{1,80} \(UUID: ", "the list of `nvidia-smi -L`", _GPUS),
+        (r"^pid, process_name, |^\S{0,20},? ?gpu_uuid, pid, ",
+         "the processes of `nvidia-smi --query-compute-apps`", _GPUS),
+        (r"^Process [0-9]{1,8}: [^\n]{1,400}\n(?:Python v|Host:)",
+         "stacks of one process (py-spy dump), which tell where it is and not whether it stays there", _STUCK),
+        (r"^Thread [0-9]{1,6} \(Thread 0x[0-9a-f]{1,16}|^\[New LWP [0-9]|^#0  0x[0-9a-f]{8,16} in ",
+         "stacks of one process (gdb)", _STUCK),
+        (r"^-{10,200}  -{4,40}  [-\s]{10,4000}\n\s{1,200}Name\s{1,40}Self C[PU]",
+         "the table of PyTorch's profiler, sums over all steps", "give its trace (`export_chrome_trace`)"),
+        (r"(?i)\A\s{0,40}<(?:!doctype html|html\b)", "a web page, most often the one that asks to sign in",
+         "download the file itself"),
+        (r"\APK\x03\x04[\s\S]{0,3000}?(?:\[Content_Types\]|xl/)", "a workbook (xlsx)", "save the sheet as CSV"),
+        (r"\APK\x03\x04", "a zip archive", "unpack it and name the folder"),
+        (r"\A%PDF-|\A\x89PNG|\A\xff\xd8\xff", "a document or picture", "give the numbers behind it"),
         (r"^NAME\s{1,200}READY\s{1,20}STATUS\s", "an answer of `kubectl get pods`",
          "give `kubectl get events`, `kubectl describe pod` or the pods' logs"),
     )

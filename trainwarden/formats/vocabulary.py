@@ -116,9 +116,28 @@ SPELLINGS: Final[dict[str, tuple[str, float]]] = {
     "mem_clock": ("gpu_memory_clock_hertz", _MHZ), "memory_clock": ("gpu_memory_clock_hertz", _MHZ),
     "memory_used": ("gpu_memory_used_bytes", _MIB), "gpu_mem_used": ("gpu_memory_used_bytes", _MIB),
 }  # fmt: skip
+# Numbers of DCGM's fields (dcgm_fields.h), as tables that were made with `dcgmi dmon -e` name their columns.
+FIELDS: Final[dict[str, str]] = {
+    "100": "DEV_SM_CLOCK", "101": "DEV_MEM_CLOCK", "112": "DEV_CLOCKS_EVENT_REASONS", "140": "DEV_MEMORY_TEMP",
+    "150": "DEV_GPU_TEMP", "155": "DEV_POWER_USAGE", "156": "DEV_TOTAL_ENERGY_CONSUMPTION", "202":
+    "DEV_PCIE_REPLAY_COUNTER", "203": "DEV_GPU_UTIL", "204": "DEV_MEM_COPY_UTIL", "206": "DEV_ENC_UTIL", "207":
+    "DEV_DEC_UTIL", "230": "DEV_XID_ERRORS", "235": "DEV_PCIE_MAX_LINK_GEN", "236": "DEV_PCIE_MAX_LINK_WIDTH",
+    "237": "DEV_PCIE_LINK_GEN", "238": "DEV_PCIE_LINK_WIDTH", "240": "DEV_POWER_VIOLATION", "241":
+    "DEV_THERMAL_VIOLATION", "250": "DEV_FB_TOTAL", "251": "DEV_FB_FREE", "252": "DEV_FB_USED", "310":
+    "DEV_ECC_SBE_VOL_TOTAL", "311": "DEV_ECC_DBE_VOL_TOTAL", "312": "DEV_ECC_SBE_AGG_TOTAL", "313":
+    "DEV_ECC_DBE_AGG_TOTAL", "390": "DEV_RETIRED_SBE", "391": "DEV_RETIRED_DBE", "392": "DEV_RETIRED_PENDING",
+    "393": "DEV_UNCORRECTABLE_REMAPPED_ROWS", "394": "DEV_CORRECTABLE_REMAPPED_ROWS", "395":
+    "DEV_ROW_REMAP_FAILURE", "409": "DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "419":
+    "DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "429": "DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "439":
+    "DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "1001": "PROF_GR_ENGINE_ACTIVE", "1002": "PROF_SM_ACTIVE", "1003":
+    "PROF_SM_OCCUPANCY", "1004": "PROF_PIPE_TENSOR_ACTIVE", "1005": "PROF_DRAM_ACTIVE", "1009":
+    "PROF_PCIE_TX_BYTES", "1010": "PROF_PCIE_RX_BYTES", "1011": "PROF_NVLINK_TX_BYTES", "1012":
+    "PROF_NVLINK_RX_BYTES",
+}  # fmt: skip
 # Names so short that they mean a GPU's metric only where the table says that its rows are of GPUs.
 SHORT: Final = frozenset({
     "temp", "temperature", "util", "utilization", "power", "power_w", "power_usage", "pwr", "sm", "mem", "fb", "pci",
     "enc", "dec", "width", "replay", "gfx", "hotspot", "junction", "memory_used", "memory_temp", "mem_temperature",
     "mem_clock", "memory_clock", "mclk", "pclk", "tviol", "replay_count", "socket_power", "mem_clk",
+    *FIELDS,
 })  # fmt: skip

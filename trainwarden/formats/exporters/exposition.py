@@ -21,8 +21,10 @@ from trainwarden.recorded.rows import epoch_factor
 EVERY_S: Final = 15.0  # between scrapes that carry no time: Prometheus' usual interval
 MAX_SAMPLES: Final = 50_000_000
 _SAMPLE: Final = re.compile(
-    r"([A-Za-z_:][A-Za-z0-9_:]{0,200})(?:\{(.{0,4000})\})?\s{1,4}([-+]?[0-9.eE+-]{1,40}|[-+]?Inf|NaN)"
-    r"(?:\s{1,4}([-+]?[0-9.]{1,24}))?\s{0,4}$"
+    r"([A-Za-z_:][A-Za-z0-9_:]{0,200})"
+    r'(?:\{((?:[^"{}]{0,200}"(?:[^"\\]|\\.){0,1000}"){0,80}[^"{}]{0,20})\})?'
+    r"\s{1,4}([-+]?[0-9.eE+-]{1,40}|[-+]?Inf|NaN)"
+    r"(?:\s{1,4}([-+]?[0-9.]{1,24}))?(?: # \{.{0,400}\} [^\n]{1,80})?\s{0,4}$"
 )
 _HELP: Final = re.compile(r"(?m)^# (?:HELP|TYPE) [A-Za-z_:][A-Za-z0-9_:]* ")
 _COMMENT: Final = re.compile(

@@ -13,7 +13,7 @@ from trainwarden.formats import names
 from trainwarden.formats.building import metric_table
 from trainwarden.formats.exporters.exposition import long_frame
 from trainwarden.formats.protocol import NEVER, SURE, Found
-from trainwarden.formats.series import labelled, labels_of, series_of
+from trainwarden.formats.series import labelled, labels_of
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
 
@@ -29,7 +29,10 @@ _TAG: Final = re.compile(r",([A-Za-z0-9_.-]{1,80})=((?:\\.|[^,\\ ]){1,200})")
 # promtool query: a series and its samples, each on a line of its own or behind the series.
 _QUERIED: Final = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]{0,200}\{[^\n]{0,4000}\}) =>(?: ([^\n]{1,80}))?$")
 _POINT: Final = re.compile(rf"({_NUMBER}) @\[([0-9.]{{1,24}})\]$")
-_HOSTS: Final = ("host", "hostname", "node", "instance")
+_HOSTS: Final = ("host", "hostname", "host.name", "node", "instance", "instance_id", "instanceid", "vm", "host_name",
+                 "k8s.node.name", "kube_node")  # fmt: skip
+_GPUS: Final = ("index", "gpu", "gpu_index", "gpu_number", "gpu_id", "gpu.index", "hw.id", "deviceid", "device_id",
+                "gpu_device", "device")  # fmt: skip
 
 
 class _Sample(NamedTuple):
@@ -61,13 +64,11 @@ class SampleLines:
         rows: list[tuple[float, str | None, str | None, str, float]] = []
         unknown: set[str] = set()
         for sample in _samples(source.text(), source.name):
-            told = series_of(sample.name) if sample.labels.get("") == "label" else None
-            heading = told.metric if told is not None else names.metric_of(sample.name)
+            heading = names.metric_of(sample.name)
             if heading is None:
                 unknown.add(sample.name)
                 continue
-            if told is None:
-                told = labelled(heading, sample.labels)
+            told = labelled(heading, sample.labels)
             rows.append((sample.time_s, told.node, told.device, heading.name, sample.value * heading.factor))
         frame = long_frame(rows)
         left_out = ", ".join(sorted(unknown)[:5])
@@ -118,7 +119,7 @@ def _of_influx(match: re.Match[str]) -> Iterator[_Sample]:
 def tag_labels(tags: Mapping[str, str]) -> dict[str, str]:
     """Labels of an exporter for the tags of telegraf."""
     host = next((tags[key] for key in _HOSTS if key in tags), "")
-    gpu = next((tags[key] for key in ("index", "gpu", "device") if key in tags), "")
+    gpu = next((tags[key] for key in _GPUS if key in tags), "")
     return {"Hostname": host, "gpu": gpu, **({"UUID": tags["uuid"]} if "uuid" in tags else {})}
 
 

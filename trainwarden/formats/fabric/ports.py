@@ -14,12 +14,15 @@ from trainwarden.formats.exporters.exposition import named_s
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
+from trainwarden.recorded.job import LogTable, MetricTable
 
+LEAST_PORTS: Final = 4
 EVERY_S: Final = 60.0  # between snapshots without times
 _CA: Final = re.compile(r"CA '([A-Za-z0-9_.-]{1,64})'\s{0,4}$")
 _PORT: Final = re.compile(r"\s{1,8}Port ([0-9]{1,3}):\s{0,4}$")
 _PAIR: Final = re.compile(r"\s{0,16}([A-Za-z][A-Za-z0-9_ \[\]]{0,80}?):[. ]{0,60}\s{0,8}([A-Za-z0-9_.]{1,40})\b")
 _COUNTERS: Final = re.compile(r"# Port (?:extended )?counters: Lid ([0-9]{1,6}) port ([0-9]{1,3})")
+_RDMA: Final = re.compile(r"(?m)^link ([a-z][a-z0-9_]{1,40}/[0-9]{1,3}) ([a-z][a-z0-9_]{1,60} [0-9][^\n]{0,8000})")
 _STATE: Final = {"active": 4.0, "armed": 3.0, "initializing": 2.0, "down": 1.0}
 _PHYSICAL: Final = {"linkup": 5.0, "polling": 2.0, "disabled": 3.0, "sleep": 1.0, "linkerrorrecovery": 6.0}
 _GBPS: Final = 1.25e8
@@ -48,6 +51,17 @@ _NAMES: Final[dict[str, tuple[str, float]]] = {
     "link_down_events_phy": ("nic_carrier_down_count", 1.0), "collisions": ("nic_collisions_count", 1.0),
     "rx_pause_ctrl_phy": ("nic_receive_pause_frames_count", 1.0),
     "tx_pause_ctrl_phy": ("nic_transmit_pause_frames_count", 1.0),
+    "out_of_sequence": ("nic_rdma_out_of_sequence_count", 1.0),
+    "packet_seq_err": ("nic_rdma_packet_sequence_errors_count", 1.0),
+    "local_ack_timeout_err": ("nic_rdma_local_ack_timeouts_count", 1.0),
+    "rnr_nak_retry_err": ("nic_rdma_rnr_nak_retries_count", 1.0),
+    "out_of_buffer": ("nic_rdma_out_of_buffer_count", 1.0),
+    "implied_nak_seq_err": ("nic_rdma_implied_nak_sequence_errors_count", 1.0),
+    "duplicate_request": ("nic_rdma_duplicate_requests_count", 1.0),
+    "req_cqe_error": ("nic_rdma_requester_cqe_errors_count", 1.0),
+    "resp_cqe_error": ("nic_rdma_responder_cqe_errors_count", 1.0),
+    "roce_slow_restart": ("nic_rdma_roce_slow_restarts_count", 1.0),
+    "rx_icrc_encapsulated": ("nic_rdma_icrc_errors_count", 1.0),
     "tx_pause_storm_error_events": ("nic_pause_storm_events_count", 1.0),
 }  # fmt: skip
 _IN_NAME: Final = re.compile(
@@ -65,7 +79,12 @@ class Ports:
         del name
         start = head[:4_000]
         return (
-            SURE if "NIC statistics:" in start or _COUNTERS.search(start) or re.search(r"(?m)^CA '", start) else NEVER
+            SURE
+            if "NIC statistics:" in start
+            or _COUNTERS.search(start)
+            or _RDMA.search(start)
+            or re.search(r"(?m)^CA '", start)
+            else NEVER
         )
 
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
@@ -86,9 +105,25 @@ class Ports:
         frame = pd.DataFrame(rows).drop(columns="block")
         if (table := metric_table(frame)) is not None:
             found.metrics.append(table)
+            found.logs += _alone_down(table)
             if np.unique(table.times_s).size == 1 and named_s(source.path.name) is None:
                 found.notes.append("a single snapshot: counters cannot be judged by their growth")
         return found
+
+
+def _alone_down(table: MetricTable) -> list[LogTable]:
+    """Ports that are down in a single snapshot while three quarters of their node's are up: not all want a cable."""
+    if "nic_rdma_link_state" not in table.names or np.unique(table.times_s).size > 1:
+        return []
+    states = table.values[:, table.names.index("nic_rdma_link_state")]
+    up = int((states == _STATE["active"]).sum())
+    if states.size < LEAST_PORTS or up < 0.75 * states.size:
+        return []
+    lines = [f"health check: {str(table.devices[entity]).partition(':')[0]} "
+             + ("passed" if state == _STATE["active"] else f"port failed: down while {up} of {states.size} are up")
+             for entity, state in zip(table.entity.tolist(), states.tolist(), strict=True)]  # fmt: skip
+    nobody = (None,) * len(lines)
+    return [LogTable("ports", table.times_s.copy(), tuple(table.nodes[one] for one in table.entity), nobody, lines)]
 
 
 def _rows(text: str, file: str) -> Iterator[dict[str, Any]]:
@@ -108,6 +143,10 @@ def _rows(text: str, file: str) -> Iterator[dict[str, Any]]:
             if device:
                 seen.add(device)
             row = {"device": device or None, "block": block} | ({} if time_s is None else {"time_s": time_s})
+            if (link := _RDMA.match(line)) is not None:  # `rdma statistic`: a port a line
+                words = link[2].split()
+                told_all = [one for one in map(_value, words[::2], words[1::2]) if one is not None]
+                row.update(told_all)
             continue
         match = _PAIR.match(line)
         told = _value(match[1], match[2]) if match is not None else None
@@ -127,6 +166,8 @@ def _begin(line: str, card: str) -> tuple[str, str] | None:
         return ca[1], ""
     if (port := _PORT.match(line)) is not None:
         return card, f"{card}:{port[1]}"
+    if (link := _RDMA.match(line)) is not None:
+        return card, link[1].replace("/", ":")
     if (counters := _COUNTERS.match(line)) is not None:
         return card, f"{card or f'lid{counters[1]}'}:{counters[2]}"
     return (card, card) if line.strip() == "NIC statistics:" else None

@@ -11,6 +11,7 @@ from trainwarden.formats.interpret import interpreted
 from trainwarden.formats.protocol import GENERIC, LIKELY, NEVER, Found, Misfit, Problem
 from trainwarden.formats.series import series_of
 from trainwarden.formats.source import Source
+from trainwarden.formats.steps import is_loss
 from trainwarden.formats.table import Table
 from trainwarden.formats.vocabulary import SHORT
 
@@ -28,7 +29,7 @@ class PlainTable:
         timed = any(names.known(cell, (*names.TIME, *names.STEP)) for cell in header)
         told = any(
             names.metric_of(cell) or names.duration_factor(cell) or names.is_rate(cell)
-            or names.known(cell, names.VALUE) or series_of(cell).device
+            or names.known(cell, names.VALUE) or series_of(cell).device or is_loss(cell)
             for cell in header
         )  # fmt: skip
         tabular = name.endswith((".csv", ".tsv", ".tab"))

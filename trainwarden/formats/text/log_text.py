@@ -28,6 +28,7 @@ _TEXT: Final = re.compile(r"\.(txt|text|log|out|err)(\.[0-9]{1,4})?$")
 # What no other kind of text says: steps, exceptions, launchers. Each branch is short and bounded: linear time.
 _SAYS: Final = re.compile(
     r"Traceback \(most recent call last\)|\b[A-Z][A-Za-z]{2,40}Error: |(?i:loss|norm)['\"]?[ =:]{1,3}['\"]?-?[0-9n]|\bNCCL (?:INFO|WARN)|"  # noqa: E501
+    r"Unable to determine the device handle for GPU|Failed to initialize NVML|No devices were found|"
     r"\bNVRM: |\b(?:ERROR|WARNING|INFO)\b|(?:s/it|it/s)[\],]|srun: |\[rank[0-9]{1,6}\]:|"
     r"\bNodeNotReady\b|\bLAST SEEN {1,8}TYPE\b|\bOOMKilled\b|\bExit Code: {1,8}[0-9]"
 )

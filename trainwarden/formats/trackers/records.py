@@ -25,6 +25,7 @@ _WORDS: Final = (
     '"time"',
     '"time_s"',
     '"ts"',
+    '"@timestamp"',
     '"iteration"',
     '"current_steps"',
     '"iter"',
@@ -63,9 +64,11 @@ def _rows(source: Source) -> list[dict[str, Any]]:
     try:
         whole = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        whole = _with_nan(data)
+        whole = with_nan(data)
     if whole is None:
         return _by_line(data, source.name)
+    if isinstance(whole, dict) and isinstance(hits := whole.get("hits"), dict):  # Elasticsearch's answer
+        whole = [one.get("_source") for one in hits.get("hits") or [] if isinstance(one, dict)]
     if isinstance(whole, dict):
         inner = next((whole[key] for key in _LISTS if isinstance(whole.get(key), list)), None)
         if inner is None and whole and all(isinstance(value, list) for value in whole.values()):
@@ -77,7 +80,7 @@ def _rows(source: Source) -> list[dict[str, Any]]:
     return [row for row in whole if isinstance(row, dict)]
 
 
-def _with_nan(data: bytes) -> Any:
+def with_nan(data: bytes) -> Any:
     """JSON in which NaN and Infinity stand bare, as Python writes it, with these as words; None if it is none."""
     if b"NaN" not in data and b"Infinity" not in data:
         return None
@@ -96,7 +99,7 @@ def _by_line(data: bytes, name: str) -> list[dict[str, Any]]:
         try:
             row = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if isinstance(row := _with_nan(line), dict):
+            if isinstance(row := with_nan(line), dict):
                 found.append(row)
                 continue
             bad, first = bad + 1, first or f"line {number}: {error}"

@@ -1,0 +1,272 @@
+"""Format: reports that judge GPUs and ports themselves: dcgmi diag and health, nvidia-smi nvlink, mlxlink, ibdiagnet.
+
+Each becomes lines ``health check: DEVICE PART failed: words``, which rules of logs know, and one for each that passed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from trainwarden.errors import DataError
+from trainwarden.formats.protocol import NEVER, SURE, Found
+from trainwarden.formats.source import Source
+from trainwarden.recorded.job import LogTable
+
+_DIAG: Final = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
+_FAILED: Final = ("fail", "warn")
+# Which part of a device a test or its words are about; the first that fits.
+_PARTS: Final = (
+    (re.compile(r"(?i)\bnv-?link|nvswitch|fabric"), "nvlink"),
+    (re.compile(r"(?i)memory|\becc\b|\bdbe\b|\bsbe\b|page retire|row remap|memtest|framebuffer"), "memory"),
+    (re.compile(r"(?i)\bpcie?\b|replay"), "pcie"),
+    (re.compile(r"(?i)thermal|temperature|power|throttl|clock|pulse"), "clocks"),
+)
+_ROW: Final = re.compile(r"\|([^|\n]{0,60})\|([^|\n]{0,120})\|\s*$")
+_VERDICT: Final = re.compile(r"(Pass|Fail|Skip|Warn)\b(?: - (?:GPUs?: ([0-9, ]{1,80})|(All)))?")
+_OF_GPU: Final = re.compile(r"GPU ?([0-9]{1,3}):? ?(Pass|Fail|Skip|Warn)?")
+_HEALTH: Final = re.compile(r"(?:GPU ID: |-> )([0-9]{1,3})\s*$")
+_ABOUT: Final = re.compile(r"\bGPU ?#?([0-9]{1,3})\b")
+_LINKS: Final = re.compile(r"GPU ([0-9]{1,3}): [^\n]{1,80} \(UUID: ")
+_LINK: Final = re.compile(
+    r"\s{1,8}Link ([0-9]{1,3}): "
+    r"(?:(Replay|Recovery|CRC)[A-Za-z ]{0,24}Errors?: ([0-9]{1,20})|<?(inactive)>?|[0-9.]{1,8} GB/s)"
+)
+_CARD: Final = re.compile(r"(mlx[0-9]_(?:ib|bond_)?[0-9]{1,3})")
+_MLXLINK: Final = re.compile(r"(?m)^(State|Physical state|Recommendation|Status Opcode)\s{1,60}: ([^\n]{1,200})$")
+_IBDIAG: Final = re.compile(r"(?m)^-([IWE])- ([^\n]{1,300})")
+_PROBLEM: Final = re.compile(r"(?i)overflow|error|fail|down|mismatch|exceed|bad")
+
+
+class _Verdict(NamedTuple):
+    device: str
+    part: str
+    failed: str | None  # the words of what failed; None where it passed
+
+
+class HealthReport:
+    """One report a file; it carries no time, so that it counts from the file's last change."""
+
+    name = "health report"
+
+    def sniff(self, name: str, head: str) -> float:
+        """By the title of each."""
+        del name
+        start = head[:6_000]
+        if start.lstrip()[:1] == "{":
+            return SURE if any(f'"{word}"' in start for word in _DIAG) else NEVER
+        told = (
+            "Successfully ran diagnostic" in start or "Health Monitor Report" in start
+            or ("Operational Info" in start and "Physical state" in start)
+            or ("IBDIAG" in start.upper()[:400] and _IBDIAG.search(head) is not None)
+            or (_LINKS.match(start) is not None and _LINK.search(start) is not None)
+        )  # fmt: skip
+        return SURE if told else NEVER
+
+    def read(self, source: Source, columns: Mapping[str, str]) -> Found:
+        """See `trainwarden.formats.protocol.Format`."""
+        del columns
+        verdicts = list(dict.fromkeys(_verdicts(source.text(), source)))
+        if not verdicts:
+            raise DataError(f"{source.name} names no test with its result: give the whole report")
+        lines = [_line(one) for one in verdicts]
+        times = np.full(len(lines), source.path.stat().st_mtime)
+        nobody = (None,) * len(lines)
+        failed = sum(one.failed is not None for one in verdicts)
+        found = Found(rows=len(lines), logs=[LogTable("health report", times, nobody, nobody, lines)])
+        found.notes.append(
+            f"{failed} of {len(lines)} results of tests are no pass; their time is the file's last change"
+        )
+        return found
+
+
+def _line(one: _Verdict) -> str:
+    if one.failed is None:
+        return f"health check: {one.device} passed"
+    return f"health check: {one.device} {one.part} failed: {one.failed}"
+
+
+def _verdicts(text: str, source: Source) -> Iterator[_Verdict]:
+    if text.lstrip()[:1] == "{":
+        yield from _of_json(text, source.name)
+    elif "Health Monitor Report" in text[:6_000]:
+        yield from _of_health(text)
+    elif "Successfully ran diagnostic" in text[:6_000]:
+        yield from _of_diag(text)
+    elif "Operational Info" in text[:6_000]:
+        yield from _of_mlxlink(text, source.path.name)
+    elif _LINKS.match(text):
+        yield from _of_links(text)
+    else:
+        yield from _of_ibdiagnet(text)
+
+
+def _part(words: str) -> str:
+    return next((part for pattern, part in _PARTS if pattern.search(words)), "gpu")
+
+
+def _result(device: str, test: str, status: str, words: str = "") -> _Verdict | None:
+    """A verdict; None of a test that was skipped, which says nothing."""
+    if status.lower().startswith(_FAILED):
+        said = f"{test}: {words}" if words else test
+        return _Verdict(device, _part(f"{test} {words}"), said[:400])
+    return _Verdict(device, "", None) if status.lower().startswith(("pass", "healthy")) else None
+
+
+# -- dcgmi diag
+
+
+def _of_json(text: str, name: str) -> Iterator[_Verdict]:
+    """Of DCGM 2 to 4: tests within categories, a result for each GPU of each."""
+    try:
+        whole = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise DataError(f"{name} is not the JSON that it looks like: {error}") from error
+    for test in _tests(whole):
+        for one in test.get("results") or []:
+            if not isinstance(one, dict):
+                continue
+            number = one.get("entity_id", one.get("gpu_id", one.get("gpu_ids", "")))
+            words = "; ".join(_words(one.get("warnings"))) or str(one.get("info", ""))
+            about = _ABOUT.search(words)
+            number = about[1] if about is not None and not str(number).isdecimal() else number
+            device = f"gpu{number}" if str(number).isdecimal() else "node"
+            if (found := _result(device, str(test.get("name", "")), str(one.get("status", "")), words)) is not None:
+                yield found
+
+
+def _tests(one: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    if isinstance(one, list):
+        for inner in one:
+            yield from _tests(inner, depth)
+    elif isinstance(one, dict) and depth < 6:
+        if isinstance(one.get("results"), list) and "name" in one:
+            yield one
+            return
+        for inner in one.values():
+            yield from _tests(inner, depth + 1)
+
+
+def _words(warnings: Any) -> Iterator[str]:
+    for one in warnings if isinstance(warnings, list) else [warnings]:
+        if one:
+            yield str(one.get("warning", one)) if isinstance(one, dict) else str(one)
+
+
+def _of_diag(text: str) -> Iterator[_Verdict]:
+    """Rows of the table; words of a warning stand below the result, and may go on over several rows."""
+    test, results, words = "", list[tuple[str, str]](), ""
+    for left, right in [*_table(text), ("end", "Pass")]:
+        if left.lower().startswith(("warning", "info", "error")) or (not left and words and not _OF_GPU.match(right)):
+            about = f"{left.partition(':')[2].strip()}: " if ":" in left else ""
+            words += f" {about}{right}" if not left or left.lower().startswith(("warn", "error")) else ""
+            continue
+        if left:
+            yield from _ended(test, results, words)
+            test, results, words = left, [], ""
+        if (own := _OF_GPU.match(right)) is not None and own[2]:
+            results.append((f"gpu{own[1]}", own[2]))
+        elif (verdict := _VERDICT.match(right)) is not None:
+            listed = [one.strip() for one in (verdict[2] or "").split(",") if one.strip()]
+            results += [(f"gpu{one}", verdict[1]) for one in listed] or [("node", verdict[1])]
+
+
+def _ended(test: str, results: Iterable[tuple[str, str]], words: str) -> Iterator[_Verdict]:
+    results = list(results)
+    named = [one for one in results if one[0] != "node"]
+    about = {f"gpu{number}" for number in _ABOUT.findall(words)}
+    for device, status in named or results:
+        if device == "node" and about and status.lower().startswith(_FAILED):
+            yield from (
+                _Verdict(one, _part(f"{test} {words}"), f"{test}: {words.strip()}"[:400]) for one in sorted(about)
+            )
+        elif (found := _result(device, test, status, words.strip())) is not None:
+            yield found
+
+
+def _table(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.split("\n"):
+        if (row := _ROW.match(line)) is not None and not set(row[1]) <= set("-= "):
+            yield row[1].strip(), row[2].strip()
+        elif row is not None and not row[1].strip():
+            yield "", row[2].strip()
+
+
+# -- dcgmi health
+
+
+def _of_health(text: str) -> Iterator[_Verdict]:
+    device, status, words = "node", "", ""
+    for left, right in [*_table(text), ("GPU ID: 0", "")]:
+        gpu = _HEALTH.search(left)
+        overall = "Overall Health" in left or "Overall Health" in right
+        if gpu is None and not overall:
+            words += f" {left.removeprefix('-> ').strip()} {right}" if status.startswith(("Fail", "Warn")) else ""
+            continue
+        found = _result(device, "dcgmi health", status, " ".join(words.split()))
+        if found is not None and (device != "node" or found.failed is None):
+            yield found
+        device = f"gpu{gpu[1]}" if gpu is not None else "node"
+        status, words = right.removeprefix("Overall Health:").strip(), ""
+
+
+# -- links
+
+
+def _of_links(text: str) -> Iterator[_Verdict]:
+    """A link that is inactive while it is up on most other GPUs, or has been replayed or recovered."""
+    gpu, dead, wrong = "", set[tuple[str, str]](), Counter[tuple[str, str]]()
+    gpus: list[str] = []
+    for line in text.split("\n"):
+        if (begins := _LINKS.match(line)) is not None:
+            gpu = f"gpu{int(begins[1])}"
+            gpus.append(gpu)
+        elif (link := _LINK.match(line)) is not None:
+            if link[4]:
+                dead.add((gpu, link[1]))
+            elif link[2] in ("Replay", "Recovery"):
+                wrong[gpu, link[1]] += int(link[3])
+    of_link = Counter(link for _, link in dead)
+    for gpu in dict.fromkeys(gpus):
+        alone = [link for link in sorted(of_link) if (gpu, link) in dead and of_link[link] * 2 < len(set(gpus))]
+        replayed = [link for of, link in wrong if of == gpu and wrong[of, link]]
+        if alone:
+            yield _Verdict(gpu, "nvlink", f"NVLink {', '.join(alone)} is inactive and up on most other GPUs")
+        elif replayed:
+            yield _Verdict(gpu, "nvlink", f"NVLink {', '.join(replayed)} was replayed or recovered after errors")
+        else:
+            yield _Verdict(gpu, "", None)
+
+
+def _of_mlxlink(text: str, file: str) -> Iterator[_Verdict]:
+    told = dict(_MLXLINK.findall(text))
+    card = _CARD.search(file)
+    device = card[1] if card is not None else "port"
+    if "State" not in told:
+        return
+    if told["State"].strip().lower() in ("active", "physical linkup", "linkup"):
+        yield _Verdict(device, "", None)
+    else:
+        why = told.get("Recommendation", "").strip()
+        yield _Verdict(
+            device, "port", f"link is {told['State'].strip()}, {told.get('Physical state', '').strip()}: {why}"
+        )
+
+
+def _of_ibdiagnet(text: str) -> Iterator[_Verdict]:
+    """Errors, and warnings about a port, with the lines below that name its counters."""
+    pieces = list(_IBDIAG.finditer(text))
+    for match, after in zip(pieces, [*pieces[1:], None], strict=False):
+        below = " ".join(text[match.end() : after.start() if after else None].split())[:300]
+        card = _CARD.search(match[2])
+        if card is not None and match[1] in "WE" and _PROBLEM.search(f"{match[2]} {below}"):
+            yield _Verdict(card[1], "port_errors", f"{match[2].strip()} {below}"[:400])
+        elif match[1] == "E" and "finished with errors" not in match[2]:
+            yield _Verdict("fabric", "port_errors", match[2].strip())
+        elif match[1] == "I":
+            yield _Verdict("fabric", "", None)
