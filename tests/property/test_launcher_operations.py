@@ -18,10 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.examples import examples
 from tests.unit.actions.launchers.local.runner_double import RANKS, Launch
 from trainwarden import rundir
-from trainwarden.actions.launchers.local.measuring import Outcome
 from trainwarden.actions.launchers.local.microbatch_plan import PlanFile
 from trainwarden.actions.launchers.local.ranks import LocalJob
-from trainwarden.actions.launchers.local.validating import Validating
+from trainwarden.actions.launchers.restart_check.measuring import Outcome
+from trainwarden.actions.launchers.restart_check.validating import Validating
 from trainwarden.launching import Findings, Progress
 from trainwarden.topics import EVENTS
 

@@ -17,11 +17,17 @@ from tests.system.runs import WARDEN
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
+# Rank 1 fails once the other has said all: torchrun ends whoever is left.
 RANK = """
-import os, sys
+import os, sys, time
 rank = int(os.environ["RANK"])
 sys.stdout.write(f"50%\\r100%\\nrank {rank} says a word\\n")
 sys.stderr.write("and complains\\n")
+sys.stdout.flush()
+if rank == 0:
+    open("said", "w")
+while not os.path.exists("said"):
+    time.sleep(0.01)
 sys.exit(5 if rank == 1 else 0)
 """
 
@@ -97,3 +103,28 @@ def test_a_terminal_that_is_closed_ends_the_job_in_order(tmp_path: Path) -> None
         process.kill()
     assert [Path(f"{done}{rank}").read_text() for rank in range(2)] == ["saved", "saved"]
     assert json.loads(answer.read_text())["incidents"] == []
+
+
+SILENT = """
+import os
+print("rank", os.environ["RANK"], flush=True)
+if os.environ["RANK"] == "0":
+    os._exit(0)
+if os.environ["RANK"] == "1":
+    os.execv("/bin/true", ["true"])
+"""
+
+
+def test_ranks_that_end_well_without_a_word_to_torchrun_end_the_job(tmp_path: Path) -> None:
+    """A forked script that ends its process itself tells torchrun of no end, which waited for ever."""
+    (tmp_path / "train.py").write_text(SILENT)
+    ended = subprocess.run(
+        [*WARDEN, "launch", "--nproc", "3", "--", "python", "train.py"],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True, timeout=100, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    said = ended.stdout.decode()
+    assert ended.returncode == 0, said
+    assert sorted(line for line in said.splitlines() if line.startswith("[rank")) == [
+        f"[rank{rank}]: rank {rank}" for rank in range(3)
+    ]

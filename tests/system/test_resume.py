@@ -60,18 +60,14 @@ def test_a_job_that_goes_on_from_its_checkpoint_ends_well(tmp_path: Path) -> Non
     result, said = launched(tmp_path, "obeys")
     assert result["exit_code"] == 0, said
     assert said.count("attempt 1 starts at 10") == 2
-    (restart,) = [action for action in result["actions"] if action["kind"] == "restart_process"]
-    assert restart["outcome"] == "done"
+    assert [one["kind"] for one in result["actions"] if one["outcome"] == "started"] == []  # the rendezvous did it
 
 
-def test_a_job_that_starts_over_is_stopped_once_and_its_restart_has_failed(tmp_path: Path) -> None:
+def test_a_job_that_starts_over_is_stopped_and_not_started_again(tmp_path: Path) -> None:
     result, said = launched(tmp_path, "forgets")
     assert result["exit_code"] == 1, said
-    assert "attempt 2" not in said
-    assert "started over at step 0 although the checkpoint" in said
-    (restart,) = [action for action in result["actions"] if action["kind"] == "restart_process"]
-    assert restart["outcome"] == "failed"
-    assert "step-10 of step 10 is whole" in restart["why"]
+    assert "attempt 2 starts" not in said
+    assert "started over at step 0 although the checkpoint of step 10 is complete" in said
 
 
 def test_the_script_of_the_page_goes_on(tmp_path: Path) -> None:

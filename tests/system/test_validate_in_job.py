@@ -94,7 +94,7 @@ def test_a_suspect_is_confirmed_while_training_stands_still_and_training_goes_on
         **os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "TRAINWARDEN_RUN_DIR": str(run_dir),
         "TRAINWARDEN_NODE": "node-b", **NOTHING_TAUGHT,
     }  # fmt: skip
-    launch = ["launch", "--nproc", "4", "--job", "job", "--mode", "auto", "--preload", "torch._dynamo"]
+    launch = ["launch", "--nproc", "4", "--job", "job", "--mode", "auto"]
     launch += ["--", "python", str(tmp_path / "train.py")]
     job = subprocess.Popen([*WARDEN, *launch], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

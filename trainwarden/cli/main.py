@@ -27,7 +27,7 @@ _COMMANDS: Final[dict[str, Entry]] = {
     ),
     "launch": Entry(
         "trainwarden.cli.run.launch:launch",
-        "Start the ranks of a training command under the local launcher, watched, and acted on if allowed.",
+        "Start the ranks of a training command by torchrun, watched, and acted on if allowed.",
     ),
     "job": Entry(
         "trainwarden.cli.run.job:job",

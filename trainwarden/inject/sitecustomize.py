@@ -85,7 +85,7 @@ def _run_next() -> None:
 
 
 def come_in() -> None:
-    """Have the hook come with torch, or now where torch has come before (`trainwarden.actions.launchers.preload`)."""
+    """Have the hook come with torch, or now where torch has come before (`trainwarden.torchrun.rank`)."""
     if "torch" in sys.modules:
         _load_hook()
     else:

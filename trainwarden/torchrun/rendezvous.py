@@ -57,6 +57,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     def __init__(self, parameters: RendezvousParameters) -> None:
         if _forks():
             _import_for_ranks()
+            _count_silent_ends()
         self._backend, self._run_id = str(parameters.backend), str(parameters.run_id)
         job, node = name_of(parameters.run_id, "job"), node_of(os.environ)
         self._patience_s = float(parameters.get("join_timeout", JOIN_S))
@@ -207,6 +208,29 @@ def _import_for_ranks() -> None:
         import torch._dynamo  # noqa: F401
     except Exception:
         log.debug("torch._dynamo is not imported here", exc_info=True)
+
+
+def _count_silent_ends() -> None:
+    """Have torchrun take a forked rank that ends with code 0 by itself (``os._exit``, exec) for one that is done.
+
+    torch (torch/distributed/elastic/multiprocessing/api.py) waits for a value of each, and such a rank sends none.
+    """
+    try:
+        from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
+        known = MultiprocessContext._is_done
+    except (ImportError, AttributeError):
+        log.debug("torch's own way to see that ranks are done is not known", exc_info=True)
+        return
+
+    def is_done(self: Any) -> bool:
+        with suppress(AttributeError, TypeError):
+            for rank, process in enumerate(self._pc.processes):
+                if process.exitcode == 0:
+                    self._return_values.setdefault(rank, None)
+        return bool(known(self))
+
+    MultiprocessContext._is_done = is_done
 
 
 def _endpoints(parameters: RendezvousParameters) -> Endpoints:

@@ -15,13 +15,14 @@ from trainwarden import rundir
 from trainwarden.actions.launchers.checkpoints.resumption import Resumption
 from trainwarden.actions.launchers.local.control import CAPABILITIES, Poll, Reply, Request, Submit
 from trainwarden.actions.launchers.local.journal import CUT_SHORT, Journal
-from trainwarden.actions.launchers.local.measuring import Measurement
 from trainwarden.actions.launchers.local.microbatch_plan import PlanFile
+from trainwarden.actions.launchers.local.node_runner import NodeRunner
 from trainwarden.actions.launchers.local.ranks import LocalJob
 from trainwarden.actions.launchers.local.run_events import EventFile
-from trainwarden.actions.launchers.local.validating import Runner, Validating
 from trainwarden.actions.launchers.restart_check.here import CheckHere
+from trainwarden.actions.launchers.restart_check.measuring import Measurement
 from trainwarden.actions.launchers.restart_check.messages import Suspicions
+from trainwarden.actions.launchers.restart_check.validating import Validating
 from trainwarden.clock import Clock
 from trainwarden.launching import JobPhase, LauncherState, NodeState, Operation, Report, refusal, refused
 from trainwarden.settings import LaunchSettings
@@ -50,7 +51,7 @@ class Coordinator:
     def __init__(
         self,
         place: LocalJob,
-        runner: Runner,
+        runner: NodeRunner,
         clock: Clock,
         config: SupervisorConfig,
         suspicions: Suspicions | None = None,

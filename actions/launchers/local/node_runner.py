@@ -6,7 +6,7 @@ import logging
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,6 @@ from trainwarden.actions.launchers.local.orphans import Orphans
 from trainwarden.actions.launchers.local.port import free_port, size_of, stolen
 from trainwarden.actions.launchers.local.ranks import LocalJob, RankProcess, RanksOutput
 from trainwarden.actions.launchers.local.run_events import EventFile
-from trainwarden.actions.launchers.preload.starts import Preload
 from trainwarden.clock import Clock
 
 log = logging.getLogger("trainwarden.supervisor")
@@ -98,7 +97,6 @@ class NodeRunner:
         self._kill_at_s: float | None = None
         self._ended: deque[_Ended] = deque()  # in the order of their ends
         self._orphans = Orphans(adopt=adopt)
-        self._preload = Preload(place.command, place.preload, self.say)
         self.beside: int | None = None
         self._swept_s = 0.0
         self._failures: dict[int, Failure] = {}  # by rank, the first one first
@@ -121,10 +119,6 @@ class NodeRunner:
             self._start = _Start(tuple(ranks), attempt, resume_from, self._log_bytes(), self._port_tries)
         self._launch(ranks, attempt, resume_from)
 
-    def get_ready(self, stop: Callable[[], bool]) -> None:
-        """Have the modules imported that ranks start with, before any of them does; returns early once `stop()`."""
-        self._preload.get_ready(rank_processes.shared_environment(self._place, self._environ), stop)
-
     def _log_bytes(self) -> tuple[int, ...]:
         return tuple(size_of(rundir.rank_log(self._place.run_dir, rank)) for rank in range(self._place.ranks))
 
@@ -139,7 +133,7 @@ class NodeRunner:
                 self._place, rank, attempt, self._port, self._environ, resume_from=resume_from
             )
             self._first_steps.pop(rank, None)
-            process = RankProcess(self._place, rank, environ, self._output, self._preload)
+            process = RankProcess(self._place, rank, environ, self._output)
             self._running[rank] = process
             self._selector.register(process.pidfd, selectors.EVENT_READ, lambda process=process: self._reap(process))
         for rank in ranks:
@@ -201,7 +195,6 @@ class NodeRunner:
 
     def kill_all(self) -> None:
         """End everything at once and wait for it."""
-        self._preload.close()
         gone = {ended.process for ended in self._ended}
         alive = [process for process in self._running.values() if process not in gone]
         for process in alive:
@@ -292,4 +285,4 @@ class NodeRunner:
         self._swept_s = self._clock.monotonic_s()
         gone = {ended.process.rank for ended in self._ended}
         alive = {rank: one.pid for rank, one in self._running.items() if rank not in gone}
-        return self._orphans.sweep(alive, {self.beside, self._preload.pid})
+        return self._orphans.sweep(alive, {self.beside})

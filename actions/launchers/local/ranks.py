@@ -17,7 +17,6 @@ import psutil
 
 import trainwarden
 from trainwarden import hook, rundir
-from trainwarden.actions.launchers.preload.starts import Preload
 from trainwarden.launching.job_output import LOG_BYTES, LogWriter, NoticeWriter, OutputSink, PipeReader, join_all
 
 EXEC = Path(trainwarden.__file__).with_name("torchrun") / "rank.py"
@@ -31,8 +30,7 @@ class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
     """What all ranks of a job on this machine share.
 
     `log_bytes` bounds the logs of all of them together; `show` is a descriptor that their output is passed on to.
-    `checkpoints` is the folder that their checkpoints lie in, where a person has named it. Ranks start from a process
-    that has imported the modules `preload` (docs/launchers.md), none: each imports them itself.
+    `checkpoints` is the folder that their checkpoints lie in, where a person has named it.
     """
 
     command: tuple[str, ...]
@@ -43,7 +41,6 @@ class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int = LOG_BYTES
     show: int | None = None
     checkpoints: Path | None = None
-    preload: tuple[str, ...] = ()
 
 
 class RanksOutput:
@@ -100,18 +97,13 @@ class RankProcess:
         rank: int,
         environ: Mapping[str, str],
         output: RanksOutput,
-        preload: Preload | None = None,
     ) -> None:
         self.rank = rank
         self.asked_to_stop = self._reaped = False
         self._place = place
         source, end = os.pipe()
         try:
-            forked = None if preload is None else preload.spawn(environ, end)
-            if forked is None:
-                self.pid, self._wait = _execute(place.command, environ, end)
-            else:
-                self.pid, self._wait = forked, partial(_wait_for, forked)
+            self.pid, self._wait = _execute(place.command, environ, end)
         except BaseException:
             os.close(source)
             raise
@@ -181,24 +173,6 @@ def _execute(command: Sequence[str], environ: Mapping[str, str], output: int) ->
         env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
     )  # fmt: skip
     return process.pid, process.wait
-
-
-def _wait_for(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def shared_environment(place: LocalJob, base: Mapping[str, str]) -> dict[str, str]:
-    """What the environments of all ranks of all starts have in common, but for where the hook reports to.
-
-    Examples
-    --------
-    >>> place = LocalJob(command=("true",), ranks=2, run_dir=Path("run"), job="j", node="n")
-    >>> made = shared_environment(place, {"RANK": "9", "NCCL_DEBUG": "WARN"})
-    >>> "RANK" in made, made["NCCL_DEBUG"], made["TRAINWARDEN_JOB"]
-    (False, 'WARN', 'j')
-    """
-    one, other = (environment(place, n, n, n, base, resume_from=Path(str(n))) for n in (1, 2))
-    return {name: one[name] for name in one if one[name] == other.get(name) and name != "TRAINWARDEN_HOOK_DIR"}
 
 
 def environment(

@@ -91,7 +91,6 @@ class Supervisor:
         coordinator, runner = self._coordinator, self._runner
         server = ControlServer(self._place.run_dir / rundir.LAUNCHER_SOCKET, self._selector, coordinator.handle)
         try:
-            runner.get_ready(stop)
             if stop():
                 coordinator.end()
             else:

@@ -59,7 +59,7 @@ class Suspicions(Protocol):
 
 
 class Child(Protocol):
-    """A validation as a process (`trainwarden.actions.launchers.local.measuring.Measurement`)."""
+    """A validation as a process (`trainwarden.actions.launchers.restart_check.measuring.Measurement`)."""
 
     pid: int
 

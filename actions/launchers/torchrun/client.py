@@ -14,7 +14,7 @@ import msgspec
 
 from trainwarden.actions.launchers.local.control import AskJobs, AskState, Poll, Reply, Submit
 from trainwarden.actions.launchers.torchrun.messages import ENCODE, MAX_BYTES, Question
-from trainwarden.actions.launchers.torchrun.operations import CAPABILITIES
+from trainwarden.actions.launchers.torchrun.operations import CAPABILITIES, CAPABILITIES_HERE
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, LauncherState, Operation, Report, Targets, Verb, refused
@@ -35,7 +35,8 @@ T = TypeVar("T")
 class TorchrunConfig(Config, frozen=True, kw_only=True):
     """The service's endpoints, ``HOST:PORT[,HOST:PORT]`` as in PET_RDZV_ENDPOINT, its token and the files of TLS.
 
-    `timeout_s` is for one question.
+    `timeout_s` is for one question. `validates`: all ranks are on the service's machine, which measures them.
+    `restarts_itself`: ranks that have failed start again though nobody asks for that.
     """
 
     endpoint: str = "127.0.0.1:29402"
@@ -44,6 +45,8 @@ class TorchrunConfig(Config, frozen=True, kw_only=True):
     tls_certificate: str | None = None
     tls_key: str | None = None
     timeout_s: PositiveSeconds = 2.0
+    validates: bool = False
+    restarts_itself: bool = True
 
 
 class TorchrunLauncher:
@@ -60,6 +63,8 @@ class TorchrunLauncher:
         tls = peer_tls(config.tls_ca, config.tls_certificate, config.tls_key)
         self._tls = None if tls is None else tls.asking()
         self._timeout_s, self._job = config.timeout_s, scope.job
+        able = CAPABILITIES_HERE if config.validates else CAPABILITIES
+        self._able = msgspec.structs.replace(able, restarts_itself=config.restarts_itself)
         self._ended: dict[str, Report] = {}  # a service that was killed once the job is over knows it no more
 
     @property
@@ -69,7 +74,7 @@ class TorchrunLauncher:
 
     def capabilities(self) -> Capabilities:
         """See `trainwarden.launching.Launcher.capabilities`."""
-        return CAPABILITIES
+        return self._able
 
     def state(self, job: str) -> LauncherState:
         """See `trainwarden.launching.Launcher.state`."""

@@ -35,6 +35,15 @@ CAPABILITIES: Final = Capabilities(
     },
 )
 """What the rendezvous service does, and why not the rest."""
+_NO_OTHER_NODE: Final = {
+    "move": "this launcher cannot move ranks: it has one node, so they have no other place to go to",
+    **{verb: f"this launcher cannot {verb} a node; a person must" for verb in ("cordon", "uncordon", "evict")},
+}
+CAPABILITIES_HERE: Final = msgspec.structs.replace(
+    CAPABILITIES, can=CAPABILITIES.can - _NO_OTHER_NODE.keys() | {"validate"},
+    cannot={**{verb: why for verb, why in CAPABILITIES.cannot.items() if verb != "validate"}, **_NO_OTHER_NODE},
+)  # fmt: skip
+"""The same of a job whose ranks are all on the service's machine."""
 _STARTS: Final = frozenset({"restart", "evict", "move", "resume"})  # done with the next round
 
 
@@ -74,6 +83,9 @@ def _end(kept: Kept, table: JobTable, now_s: float) -> Report | None:
         done = memory.over is not None and not alive
     elif memory.over is not None:
         return Report(operation=ident, state="failed", text="the job is over")
+    elif kept.kind == "validate":
+        told = kept.report if table.checks is None else table.checks.report(ident)
+        return None if told == kept.report else told
     elif kept.kind == "pause":
         done = not alive or not memory.paused
     elif kept.kind == "rebalance":
@@ -94,7 +106,8 @@ def _submit(operation: Operation, table: JobTable, now_s: float) -> Report:
     if (known := _known(table, operation.id)).state != "unknown":
         return known
     memory = table.memory
-    if (no := refusal(operation, CAPABILITIES, memory.generation) or _misfit(operation, table, now_s)) is not None:
+    able = CAPABILITIES if table.checks is None else CAPABILITIES_HERE
+    if (no := refusal(operation, able, memory.generation) or _misfit(operation, table, now_s)) is not None:
         return no
     until = _apply(operation, table, now_s)
     report = Report(operation=operation.id, state="accepted", text=operation.why[:500])
@@ -124,6 +137,9 @@ def _apply(operation: Operation, table: JobTable, now_s: float) -> int:
         fields["order"] = operation.plan.node_order
     elif operation.kind in ("pause", "resume"):
         fields["paused"] = operation.kind == "pause"
+    elif operation.kind == "validate":
+        assert table.checks is not None  # else it was refused
+        table.checks.begin(operation)
     elif operation.kind == "rebalance":
         number = 1 + max((one.number for one in memory.splits), default=0)
         split = Split(number=number, micro_batches=operation.plan.micro_batches, why=why, operation=operation.id)
@@ -145,7 +161,9 @@ def _misfit(operation: Operation, table: JobTable, now_s: float) -> Report | Non
     memory = table.memory
     if memory.over is not None:
         return refused(operation, "over", "the job is over")
-    if operation.kind in NODE_VERBS:
+    if operation.kind == "validate":
+        no = None if table.checks is None else table.checks.refusal(operation)
+    elif operation.kind in NODE_VERBS:
         no = _misfit_of_node(operation, table, now_s)
     else:
         no = _misfit_of_ranks(operation, table)
@@ -236,6 +254,7 @@ def state_of(table: JobTable, now_s: float) -> LauncherState:
         under_way=tuple(one.report.operation for one in memory.kept if not one.report.ended),
         micro_batches=fits[-1] if fits else (), failures=memory.failed_rounds,
         attempt_age_s=now_s - table.since_s if table.runs(now_s) else None,
+        pausable=table.checks is not None and table.checks.possible,
     )  # fmt: skip
 
 
@@ -246,7 +265,9 @@ def _phase(table: JobTable, now_s: float) -> JobPhase:
     if memory.paused:
         return "paused"
     if table.runs(now_s):
-        return "running"
+        return "paused" if table.checks is not None and table.checks.measures else "running"
+    if table.checks is not None and table.checks.failed:
+        return "failed"
     return "restarting" if memory.round else "pending"
 
 

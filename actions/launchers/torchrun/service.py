@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from trainwarden.actions.launchers.local.control import AskJobs, JobSeen, Reply, Submit
+from trainwarden.actions.launchers.torchrun.checks import JobChecks
 from trainwarden.actions.launchers.torchrun.messages import (
     BEAT,
     ENCODE,
@@ -87,6 +88,8 @@ class RendezvousService:
         An agent that is silent for so long is lost.
     bus : str, optional
         To which nodes that nobody watches are to be watched.
+    checks : JobChecks, optional
+        Measures the one job whose ranks are all on this machine.
 
     Raises
     ------
@@ -104,6 +107,7 @@ class RendezvousService:
         tls: PeerTls | None = None,
         lost_after_s: float = LOST_AFTER_S,
         bus: str | None = None,
+        checks: JobChecks | None = None,
     ) -> None:
         self._host, self._port = host_and_port(listen, "--listen", least_port=0)
         if token is None and self._host not in _LOOPBACK:
@@ -112,7 +116,7 @@ class RendezvousService:
             )
         self._clock, self._token, self._people = clock, token, people
         self._tls = None if tls is None else tls.serving()
-        self._lost_after_s, self._bus = lost_after_s, bus
+        self._lost_after_s, self._bus, self._checks = lost_after_s, bus, checks
         self._tables: dict[str, JobTable] = {}
         self._lines: dict[str, dict[str, _Line]] = {}  # by job and life
         self._strangers: dict[asyncio.StreamWriter, None] = {}
@@ -156,6 +160,8 @@ class RendezvousService:
                 self._decide()
         finally:
             server.close()
+            if self._checks is not None:
+                self._checks.close()
             for writer in self._peers.values():
                 writer.transport.abort()
             if self._peers:
@@ -167,6 +173,8 @@ class RendezvousService:
         now_s = self._clock.monotonic_s()
         for job, table in self._tables.items():
             table.tick(now_s)
+            if table.checks is not None:
+                table.checks.advance()
             end_operations(table, now_s)
             self._log(job, table)
             for line in self._lines[job].values():
@@ -255,7 +263,9 @@ class RendezvousService:
 
     def _table(self, job: str) -> JobTable:
         if job not in self._tables:
-            self._tables[job] = JobTable(job, self._lost_after_s, self._clock.monotonic_s())
+            table = self._tables[job] = JobTable(job, self._lost_after_s, self._clock.monotonic_s())
+            if self._checks is not None and self._checks.job == job:
+                self._checks.attach(table)
             self._lines[job] = {}
         return self._tables[job]
 

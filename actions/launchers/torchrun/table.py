@@ -8,14 +8,14 @@ then never begin a round each. Agents carry what was decided (`words.Memory`); t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from trainwarden.actions.launchers.torchrun.growing import Growing
 from trainwarden.actions.launchers.torchrun.members import Member, Members, seat_order
 from trainwarden.actions.launchers.torchrun.messages import Beat, Begin, Checkpoint, Hello, Memory, Seat, Word
-from trainwarden.launching import COORDINATOR_MARK
+from trainwarden.launching import COORDINATOR_MARK, Operation, Report
 
 MOST_FAILURES: Final = 3  # without a newer checkpoint; what the engine's own table tries of a crash (remedies.toml)
 FORGIVEN_S: Final = 3600.0  # where no folder of checkpoints is known, an older failure no longer counts
@@ -29,6 +29,23 @@ CANNOT_CODE: Final = 1
 HELD: Final = f"{COORDINATOR_MARK}it waits until it is given to this job"
 
 
+class Checks(Protocol):
+    """Measures ranks that are all on this machine (`trainwarden.actions.launchers.torchrun.checks.JobChecks`)."""
+
+    @property
+    def failed(self) -> bool: ...
+    @property
+    def measures(self) -> bool: ...
+    @property
+    def possible(self) -> bool: ...
+    def announce(self, number: int) -> None: ...
+    def is_open(self, number: int) -> bool: ...
+    def refusal(self, operation: Operation) -> Report | None: ...
+    def begin(self, operation: Operation) -> None: ...
+    def report(self, ident: str) -> Report: ...
+    def advance(self) -> None: ...
+
+
 class JobTable:
     """One job.
 
@@ -40,6 +57,7 @@ class JobTable:
 
     def __init__(self, job: str, lost_after_s: float, now_s: float) -> None:
         self.job = job
+        self.checks: Checks | None = None
         self._reset(lost_after_s, now_s)
 
     def _reset(self, lost_after_s: float, now_s: float) -> None:
@@ -320,6 +338,10 @@ class JobTable:
 
     def _gather(self, now_s: float) -> None:
         """Begin the next round if enough agents wait for it."""
+        if self.checks is not None:
+            self.checks.announce(self.memory.target)
+            if self.memory.over is not None:
+                return
         waiting = self._waiting(now_s)
         enough = len(waiting) >= self.least
         if now_s < self._rest_until_s:
@@ -337,7 +359,7 @@ class JobTable:
             if finished and waiting:
                 self.end(CANNOT_CODE, f"{finished[0]} has finished already, so the job cannot begin anew without it")
             return
-        if self.majority(now_s):
+        if self.majority(now_s) and (self.checks is None or self.checks.is_open(self.memory.target)):
             seats, newest = self._seats(waiting), self._newest()
             first = self.members.get(seats[0].life)
             assert first is not None  # it waits

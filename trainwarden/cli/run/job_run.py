@@ -115,7 +115,7 @@ class JobRun:
     command : sequence of str
         What is run, for whoever looks at the kept run later.
     prepare : callable, optional
-        Called with the run folder before the services start; more of their settings, laid over `overrides`.
+        Called with the run folder and the bus before the services start; more of their settings, laid over `overrides`.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class JobRun:
         config: Path | None = None,
         overrides: Mapping[str, str] | None = None,
         command: Sequence[str] = (),
-        prepare: Callable[[Path], Mapping[str, str]] = lambda run_dir: {},
+        prepare: Callable[[Path, str], Mapping[str, str]] = lambda run_dir, bus: {},
     ) -> None:
         self.settings = settings
         self._own = None if settings.run_dir else self._begin(settings, command)
@@ -152,7 +152,7 @@ class JobRun:
                 "TRAINWARDEN_NODE": settings.node,
                 "TRAINWARDEN_BUS": self.bus_address,
                 **(overrides or {}),
-                **prepare(self.run_dir),
+                **prepare(self.run_dir, self.bus_address),
             }
             self.stack = LocalStack(self.run_dir, environ, config)
         except BaseException:

@@ -1,27 +1,32 @@
-"""`trainwarden launch`: the ranks of a training command under the local launcher, watched, acted on if allowed."""
+"""`trainwarden launch`: the ranks of a training command by torchrun, watched, acted on if allowed."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import msgspec
 import typer
 
-from trainwarden.actions.remedies.policy import Mode, Rules
-from trainwarden.cli.run.job_run import JobRun, exit_code_of, services_here, settings_for
+from trainwarden.actions.remedies.policy import Mode
+from trainwarden.cli.run.job_run import JobRun, services_here, settings_for
 from trainwarden.cli.run.launch_node import Here, NodesAsked, launch_node
+from trainwarden.cli.run.torchrun_here import STOPPED_CODE
 from trainwarden.cli.run.warm_up import warm_up
+from trainwarden.cli.shared.extras import need
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.foreign_signals import ForeignSignals
 from trainwarden.cli.shared.formatting import NO_CHECKPOINTS
 from trainwarden.cli.shared.kept_runs import readable
-from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep, Preload
+from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, EngineMode, JobName, Json, Keep
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.stop_signals import stop_signals
-from trainwarden.settings import EngineSettings, checkpoints_of
+from trainwarden.settings import checkpoints_of
+
+if TYPE_CHECKING:
+    from trainwarden.cli.run.job_here import JobHere
 
 
 def launch(
@@ -56,20 +61,19 @@ def launch(
     tokens: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Lines of NAME ROLE TOKEN: who may look on or act by `job`.")
     ] = None,
-    preload: Preload = None,
     checkpoints: Checkpoints = None,
     job: JobName = None,
     json: Json = None,
     keep: Keep = None,
     config: ConfigFile = None,
 ) -> int:
-    """Start the ranks of a training command under the local launcher, watched, and acted on if allowed.
+    """Start the ranks of a training command by torchrun, watched, and acted on if allowed.
 
     With --rdzv this node's part of a job on several; run it on each.
 
     Example: trainwarden launch --nproc 4 --mode auto --checkpoints ckpt -- python train.py
     """
-    here = Here(nproc=nproc, preload=tuple(preload or ()), checkpoints=checkpoints, job=job, keep=keep, config=config)
+    here = Here(nproc=nproc, checkpoints=checkpoints, job=job, keep=keep, config=config)
     asked = NodesAsked(
         rdzv=rdzv, nnodes=nnodes, min_nodes=min_nodes, join_wait_s=join_wait, spares=spares,
         max_restarts=max_restarts, grow=grow, token_file=token_file, tokens=tokens, node_rank=node_rank,
@@ -82,48 +86,45 @@ def launch(
 
 def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode, validate: bool) -> int:
     """The whole job on this machine."""
-    nproc, checkpoints, config = here.nproc, here.checkpoints, here.config
+    from trainwarden.cli.run.job_here import JobHere
+
+    need("torch", "launch", "a command without it is watched by trainwarden watch")
+    checkpoints, config = here.checkpoints, here.config
     signals = _Signals()
     settings = settings_for(config, here.job, "launch")
+    job = JobHere(settings, here.nproc, mode)
     if validate:
-        warm_up(nproc, voice, checkpoints=checkpoints_of(settings, checkpoints), config=config)
+        warm_up(here.nproc, voice, checkpoints=checkpoints_of(settings, checkpoints), config=config)
     signals.take_stops()
     services = services_here(settings, config, "agent", "detector", "engine")
-    with JobRun(
-        settings,
-        own_services=services,
-        notice=lambda r: voice.say(record_line(r)),
-        config=config,
-        overrides={"TRAINWARDEN_ENGINE_MODE": mode},
-        command=command,
-    ) as run:
+    with (
+        closing(job),
+        JobRun(
+            settings,
+            own_services=services,
+            notice=lambda r: voice.say(record_line(r)),
+            config=config,
+            overrides={"TRAINWARDEN_ENGINE_MODE": mode},
+            command=command,
+            prepare=job.serve,
+        ) as run,
+    ):
         for word in run.words:
             voice.say(f"trainwarden: {word}")
-        voice.say(f"job {settings.job}: {nproc} ranks, mode {mode}, bus {run.bus_address}")
+        voice.say(f"job {settings.job}: {here.nproc} ranks, mode {mode}, bus {run.bus_address}")
         if mode != "observe" and checkpoints_of(settings, checkpoints) is None:
             voice.say(f"trainwarden: {NO_CHECKPOINTS}")
-        run.tell("job_start", world_size=nproc, command=" ".join(map(readable, command))[:1000])
-        named = () if checkpoints is None else ("--checkpoints", str(checkpoints))
-        imported = (word for module in here.preload for word in ("--preload", module))
-        held = ("--mode", _waits_for(settings.engine, mode))
-        arguments = ("--nproc", str(nproc), *held, "--show", *named, *imported, "--", *command)
-        code = _supervise(run, arguments, voice, config, signals)
-        if code != 0:
-            voice.say(run.stack.log_path("supervise").read_text(errors="replace")[-2000:].rstrip())
-        run.end(exit_code_of(code))
+        run.tell("job_start", world_size=here.nproc, command=" ".join(map(readable, command))[:1000])
+        job.start(run, command, voice.say, checkpoints=checkpoints, shown=voice.stream.fileno())
+        code = _follow(run, job, voice, config, signals)
+        run.end(code)
         run.drain(voice)
-        code = exit_code_of(code)
         result = run.result(code)
         run.keep(here.keep, voice)
         for line in run.summary(result):
             voice.say(f"trainwarden: {line}")
     voice.answer_if_possible(result)
     return code
-
-
-def _waits_for(engine: EngineSettings, mode: Mode) -> Mode:
-    """Whom a job that is down waits for: the engine, a person or nobody, by who may have it restarted."""
-    return Rules.of(msgspec.structs.replace(engine, mode=mode)).mode_of("restart_process")
 
 
 class _Signals:
@@ -142,21 +143,18 @@ class _Signals:
         self.stopped_by = self.stopped_by or number
 
 
-def _supervise(
-    run: JobRun, arguments: Sequence[str], voice: Voice, config: Path | None, signals: _Signals
-) -> int:  # fmt: skip
-    """Start the supervisor of the ranks and follow the bus until it ends; signals to us are for it.
-
-    It passes the ranks' output on itself, as it comes.
-    """
-    run.stack.start("supervise", *arguments, stdout=voice.stream)
+def _follow(run: JobRun, job: JobHere, voice: Voice, config: Path | None, signals: _Signals) -> int:
+    """Follow the bus until the job ends; its exit code. Signals to us are for its ranks."""
     run.open_page(config)
     signals.foreign.pop_new()  # whoever sent one so early knew of no rank
-    while (code := run.stack.returncode("supervise")) is None:
+    torchrun = job.torchrun
+    assert torchrun is not None  # it was started
+    while torchrun.runs:
         run.look(voice)
-        for number in signals.foreign.pop_new():
-            run.stack.signal("supervise", number)
+        job.tend()
+        torchrun.pass_on(signals.foreign.pop_new())
         if signals.stopped_by is not None:
             run.stopped_by(signals.stopped_by)
-            run.stack.stop("supervise", more_s=run.settings.launch.stop_grace_s)
-    return code
+            torchrun.stop()
+    code = job.end(run.run_dir)
+    return STOPPED_CODE if signals.stopped_by is not None and code == 0 else code

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -43,7 +43,6 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
     """What the options of `trainwarden launch` say of this machine's part."""
 
     nproc: int
-    preload: tuple[str, ...]
     checkpoints: Path | None
     job: str | None
     keep: Path | None
@@ -101,8 +100,8 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             return here.job
         return f"launch-{host_and_port(self.rdzv.split(',')[0], '--rdzv')[1]}"
 
-    def engine(self, settings: Settings, mode: Mode) -> dict[str, str]:
-        """What the engine beside the first node is told in its environment."""
+    def engine(self, settings: Settings, mode: Mode, **more: Any) -> dict[str, str]:
+        """What the engine beside the first node is told in its environment; `more` is of its launcher."""
         own, launch = settings.engine, settings.launch
         said = own.launcher_settings if own.launcher == "torchrun" else {}
         where = {
@@ -112,7 +111,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "TRAINWARDEN_ENGINE_MODE": mode,
             "TRAINWARDEN_ENGINE_LAUNCHER": "torchrun",
-            "TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS": as_toml({**said, **where}),
+            "TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS": as_toml({**said, **where, **more}),
         }
 
     def torchrun(self, job: str, ranks: int, launch: LaunchSettings) -> list[str]:
@@ -179,8 +178,6 @@ def _check(settings: Settings, here: Here, asked: NodesAsked, mode: Mode) -> Non
         Rules.of(msgspec.structs.replace(settings.engine, mode=mode))
     if asked.grow == "now" and checkpoints_of(settings, here.checkpoints) is None:
         raise ConfigError("--grow now: a job grows at a checkpoint; name the folder with --checkpoints")
-    if here.preload:
-        raise ConfigError("--preload: ranks of several nodes are started by torchrun, which imports nothing for them")
     for one in (asked.rdzv or "").split(","):
         host, _ = host_and_port(one.strip(), "--rdzv")
         if asked.token_file is None and host not in LOOPBACK:
@@ -271,7 +268,8 @@ def ranks_environment(run: JobRun, checkpoints: Path | None, rdzv: str) -> dict[
     return environ
 
 
-def rendezvous_host(address: str, asked: NodesAsked, launch: LaunchSettings) -> RendezvousHost:
+def rendezvous_host(address: str, asked: NodesAsked, launch: LaunchSettings, **more: Any) -> RendezvousHost:
+    """The rendezvous at `address`; `more` is of its service."""
     from trainwarden.actions.launchers.torchrun.host import RendezvousHost
     from trainwarden.metrics_http.access import Tokens, read_token
     from trainwarden.metrics_http.tls import peer_tls
@@ -279,7 +277,7 @@ def rendezvous_host(address: str, asked: NodesAsked, launch: LaunchSettings) -> 
     return RendezvousHost(
         address.strip(), token=None if asked.token_file is None else read_token(asked.token_file),
         people=None if asked.tokens is None else Tokens.of_file(asked.tokens),
-        tls=peer_tls(launch.tls_ca, launch.tls_certificate, launch.tls_key),
+        tls=peer_tls(launch.tls_ca, launch.tls_certificate, launch.tls_key), **more,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import typer
 
 from trainwarden.cli.serve.process import StopFlag, folders
 from trainwarden.cli.shared.foreign_signals import ForeignSignals
-from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, Mode, Preload, RunDir, WithParent
+from trainwarden.cli.shared.options import Checkpoints, Command, ConfigFile, Mode, RunDir, WithParent
 from trainwarden.clock import SystemClock
 from trainwarden.collectors.nccl_profiler import build as nccl_profiler
 from trainwarden.settings import checkpoints_of, load
@@ -24,7 +24,6 @@ def supervise(
     mode: Annotated[Mode, typer.Option()] = "observe",
     show: Annotated[bool, typer.Option("--show", help="Pass the ranks' output on to standard output.")] = False,
     checkpoints: Checkpoints = None,
-    preload: Preload = None,
     run_dir: RunDir = None,
     config: ConfigFile = None,
     with_parent: WithParent = None,
@@ -49,7 +48,6 @@ def supervise(
         log_bytes=settings.runs.log_bytes,
         show=sys.stdout.fileno() if show else None,
         checkpoints=checkpoints_of(settings, checkpoints),
-        preload=tuple(preload or ()),
     )
     config_of_launch = SupervisorConfig(mode=mode, **msgspec.structs.asdict(settings.launch))
     environ = {**os.environ, **nccl_profiler.offer(os.environ)}

@@ -30,8 +30,8 @@ def sentence(module: str, what: str) -> str:
     return f"{what} needs {name}: pip install " + (f"'trainwarden[{extra}]'" if extra else name)
 
 
-def need(module: str, what: str) -> None:
-    """Refuse `what` where `module` is not installed.
+def need(module: str, what: str, otherwise: str = "") -> None:
+    """Refuse `what` where `module` is not installed; `otherwise` is what can be done without it.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def need(module: str, what: str) -> None:
         With the extra that brings it.
     """
     if find_spec(module) is None:
-        raise ConfigError(sentence(module, what))
+        raise ConfigError(sentence(module, what) + (f"; {otherwise}" if otherwise else ""))
 
 
 def check_services(settings: Settings, services: Collection[str]) -> None:

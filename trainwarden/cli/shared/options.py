@@ -24,10 +24,6 @@ Checkpoints = Annotated[
         "--checkpoints", metavar="DIR", help="Folder of the job's checkpoints: a restart must go on from them."
     ),
 ]
-Preload = Annotated[
-    list[str] | None,
-    typer.Option("--preload", metavar="MODULE", help="Import it once; ranks start from there. May be repeated."),
-]
 BusAddress = Annotated[str | None, typer.Option("--bus", help="embedded:PATH or kafka://host:port.")]
 
 

@@ -31,13 +31,14 @@ class OrphansOfAll:
         if not self._inherits or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + EVERY_S
-        for pid in _children():
+        for pid in children_of_this_process():
             if pid not in own:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
 
-def _children() -> list[int]:
+def children_of_this_process() -> list[int]:
+    """Their process ids, of whichever thread."""
     found: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError, ValueError):  # the thread has ended

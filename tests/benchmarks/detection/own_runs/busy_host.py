@@ -62,7 +62,7 @@ def capture(folder: Path, name: str) -> None:
     begun_s = time.time() + STARTED_S
     loops = SPIN.format(begun_s + (LOOPS_LATE_S if plan.late else 0.0), begun_s + UNTIL_S + 15.0)
     command = [sys.executable, "-m", "trainwarden", "launch", "--nproc", str(plan.ranks), "--mode", "observe"]
-    command += ["--preload", "torch", "--config", str(config), "--job", name, "--keep", str(raw), "--", sys.executable]
+    command += ["--config", str(config), "--job", name, "--keep", str(raw), "--", sys.executable]
     command += [JOB, plan.kind, str(plan.times), str(FROM_S), str(UNTIL_S), str(plan.work)]
     environ = {**os.environ, "BUSY_BEGUN": str(begun_s), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     busy = [subprocess.Popen([sys.executable, "-c", loops]) for _ in range(LOOPS)]

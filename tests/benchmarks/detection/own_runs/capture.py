@@ -72,7 +72,7 @@ def _watched(place: Place) -> dict[str, Any]:
          "to_s": begun_s + one.start_s + one.length_s} for one in run.spells
     ]  # fmt: skip
     command = [sys.executable, "-m", "trainwarden", "launch", "--nproc", str(run.ranks), "--mode", "observe"]
-    command += ["--preload", "torch", "--config", str(config), "--job", run.name, "--keep", str(place.raw), "--"]
+    command += ["--config", str(config), "--job", run.name, "--keep", str(place.raw), "--"]
     command += [sys.executable, JOB, run.script, *run.arguments]
     environ = {
         **os.environ, "OWN_RUN_ORDERS": json.dumps(orders), "OWN_RUN_PIDS": str(place.pids), "OMP_NUM_THREADS": "1",

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from trainwarden import rundir
-from trainwarden.actions.launchers.local.measuring import Measurement
 from trainwarden.actions.launchers.local.ranks import LocalJob
+from trainwarden.actions.launchers.restart_check.measuring import Measurement
 
 pytestmark = pytest.mark.thorough  # starts processes
 

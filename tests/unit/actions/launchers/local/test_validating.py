@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.actions.launchers.local.runner_double import RANKS, Launch
 from trainwarden import rundir
-from trainwarden.actions.launchers.local import validating
+from trainwarden.actions.launchers.restart_check import validating
 from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.launching import Findings, Report, Targets
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from trainwarden.actions.launchers.local.control import Submit
+from trainwarden.actions.launchers.torchrun.checks import JobChecks
 from trainwarden.actions.launchers.torchrun.messages import Beat, Checkpoint, Failure, Grow, Hello, Memory
 from trainwarden.actions.launchers.torchrun.operations import answer, end_operations, state_of
 from trainwarden.actions.launchers.torchrun.table import JobTable
@@ -78,10 +79,15 @@ class Agent:
 class World:
     """Agents of a job and its services; `talk` is which service each agent is connected to."""
 
-    def __init__(self, *nodes: str, least: int, most: int, lost_after_s: float = 2.0, **more: Any) -> None:
+    def __init__(
+        self, *nodes: str, least: int, most: int, lost_after_s: float = 2.0, checks: JobChecks | None = None,
+        **more: Any,
+    ) -> None:  # fmt: skip
         self.more = more
         self.now_s, self.least, self.most, self.lost_after_s = 100.0, least, most, lost_after_s
         self.table = JobTable("j", lost_after_s, self.now_s)
+        if checks is not None:
+            checks.attach(self.table)
         self.agents: dict[str, Agent] = {}
         self.talk: dict[str, JobTable] = {}
         for node in nodes:
@@ -115,6 +121,8 @@ class World:
                     self.talk[node].beat(agent.life, agent.beat, self.now_s)
             for table in {id(one): one for one in [self.table, *self.talk.values()]}.values():
                 table.tick(self.now_s)
+                if table.checks is not None:
+                    table.checks.advance()
                 end_operations(table, self.now_s)
             for node, agent in self.agents.items():
                 if agent.reachable:

@@ -14,7 +14,7 @@ from trainwarden.cli.run.launch_node import Here, NodesAsked
 from trainwarden.errors import ConfigError
 from trainwarden.settings import EngineSettings, LaunchSettings, Settings, load
 
-HERE = Here(nproc=2, preload=(), checkpoints=None, job="j", keep=None, config=None)
+HERE = Here(nproc=2, checkpoints=None, job="j", keep=None, config=None)
 ASKED = NodesAsked(
     rdzv="10.0.0.1:29401", nnodes=4, min_nodes=2, join_wait_s=30.0, spares=1, max_restarts=3, token_file=None
 )
@@ -116,7 +116,6 @@ def test_what_is_of_several_nodes_is_refused_on_one_and_not_passed_over(
     ("words", "said"),
     [
         (("--rdzv", "10.0.0.1:1"), "--token-file: 10.0.0.1 is reached by others, so the nodes have to share a token"),
-        (("--rdzv", "127.0.0.1:1", "--preload", "torch"), "--preload: ranks of several nodes are started by torchrun"),
         (("--rdzv", "127.0.0.1:1", "--grow", "now"), "--grow now: a job grows at a checkpoint; name the folder"),
     ],
 )

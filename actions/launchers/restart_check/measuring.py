@@ -8,15 +8,29 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
 
 import msgspec
 
+import trainwarden
 from trainwarden import rundir
-from trainwarden.actions.launchers.local.ranks import EXEC, LocalJob
 from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.launching import Accused, Check, Findings, Rates
 
-_READY = b"ready"  # trainwarden.cli.run.validate
+_READY: Final = b"ready"  # trainwarden.cli.run.validate
+_RANK: Final = Path(trainwarden.__file__).with_name("torchrun") / "rank.py"
+
+
+class MeasuredJob(Protocol):
+    """Whose ranks all have their places on this machine."""
+
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def run_dir(self) -> Path: ...
+    @property
+    def node(self) -> str: ...
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -46,14 +60,14 @@ class Measurement:
 
     def __init__(
         self,
-        place: LocalJob,
+        place: MeasuredJob,
         checks: Sequence[Check],
         words: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._target, self._log = place.run_dir / rundir.VALIDATION, place.run_dir / rundir.VALIDATION_LOG
         self._target.unlink(missing_ok=True)
-        command = [sys.executable, "-I", "-S", str(EXEC), "exec", str(os.getpid())]
+        command = [sys.executable, "-I", "-S", str(_RANK), "exec", str(os.getpid())]
         command += [sys.executable, "-P", "-m", "trainwarden.cli.main", "validate", "--nproc", str(place.ranks)]
         command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told", *words]
         own = {**(os.environ if environ is None else environ), "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1"}

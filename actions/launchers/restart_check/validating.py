@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from trainwarden import rundir
-from trainwarden.actions.launchers.local.measuring import Measurement
-from trainwarden.actions.launchers.local.node_runner import Failure
-from trainwarden.actions.launchers.local.ranks import LocalJob
 from trainwarden.actions.launchers.restart_check.bounded import LIMIT_S, START_S
+from trainwarden.actions.launchers.restart_check.measuring import MeasuredJob, Measurement
 from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.clock import Clock
 from trainwarden.launching import CHECKS, Check, Operation
@@ -26,23 +23,17 @@ STAND_S: Final = 60.0  # the ranks agree on a pause a step ahead: two steps of h
 SPARE_S: Final = 30.0  # a pause that is never taken back ends by itself, so much later
 
 
-class Runner(Protocol):
-    """What is asked of the node runner (`trainwarden.actions.launchers.local.node_runner.NodeRunner`)."""
+class Ranks(Protocol):
+    """The ranks of the job, all on this machine; `beside` is the process that measures."""
 
     beside: int | None
 
     @property
-    def failure(self) -> Failure | None: ...
-    @property
     def failed(self) -> Collection[int]: ...
     @property
     def running(self) -> Collection[int]: ...
-    def start(self, ranks: Sequence[int], attempt: int, resume_from: Path | None = None) -> None: ...
     def ask_to_stop(self, ranks: Sequence[int]) -> None: ...
-    def step(self) -> int | None: ...
-    def first_steps(self) -> Mapping[int, int | None]: ...
     def stands(self) -> Mapping[int, int | None]: ...
-    def say(self, sentence: str) -> None: ...
 
 
 class Validating:
@@ -61,10 +52,10 @@ class Validating:
 
     def __init__(
         self,
-        place: LocalJob,
-        runner: Runner,
+        place: MeasuredJob,
+        runner: Ranks,
         clock: Clock,
-        measure: Callable[[LocalJob, Sequence[Check]], Measurement] = Measurement,
+        measure: Callable[[MeasuredJob, Sequence[Check]], Measurement] = Measurement,
     ) -> None:
         self._place, self._runner, self._clock, self._measure = place, runner, clock, measure
         self._pause = place.run_dir / rundir.PAUSE

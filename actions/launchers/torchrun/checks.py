@@ -1,0 +1,202 @@
+"""What is measured of a job whose ranks are all on this machine: while they stand still, and before they start again.
+
+It sees the job by its table, once at each of the service's looks; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+
+from trainwarden import rundir
+from trainwarden.actions.launchers.restart_check.here import CheckHere
+from trainwarden.actions.launchers.restart_check.measuring import Measurement
+from trainwarden.actions.launchers.restart_check.messages import Suspicions
+from trainwarden.actions.launchers.restart_check.validating import Validating
+from trainwarden.actions.launchers.torchrun.table import GAVE_UP_CODE, JobTable
+from trainwarden.clock import Clock
+from trainwarden.hook import Header, read_header
+from trainwarden.launching import MAX_SENTENCE_CHARS, Operation, Report, refused
+
+CUT_SHORT: Final = "the launcher was ended before it was done"
+
+
+class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose `ranks` all run on this machine, `node`, with the run folder `run_dir`."""
+
+    job: str
+    node: str
+    ranks: int
+    run_dir: Path
+
+
+class _RanksHere:
+    """The ranks, by the table and by their hooks."""
+
+    def __init__(self, run_dir: Path, say: Callable[[str], None]) -> None:
+        self._hooks, self.say = run_dir / rundir.HOOK, say
+        self.table: JobTable | None = None
+        self.beside: int | None = None
+
+    @property
+    def running(self) -> Collection[int]:
+        if self.table is None:
+            return ()
+        now = self.table.memory.round
+        return {rank for one in self.table.seated.values() if one.beat.at == now for rank in one.beat.alive}
+
+    @property
+    def failed(self) -> Collection[int]:
+        """All ranks, where another round is wanted."""
+        memory = None if self.table is None else self.table.memory
+        return () if memory is None or memory.target == memory.round else range(max(1, memory.world))
+
+    def ask_to_stop(self, ranks: Sequence[int]) -> None:
+        """torchrun itself ends those that are left of a round that failed."""
+
+    def stands(self) -> Mapping[int, int | None]:
+        running, found = self.running, dict[int, Header]()
+        for path in self._hooks.glob("rank-*.hook"):
+            header = read_header(path)
+            if header is None or header.rank not in running or not psutil.pid_exists(header.pid):
+                continue
+            before = found.get(header.rank)
+            if before is None or header.start_monotonic_s > before.start_monotonic_s:
+                found[header.rank] = header
+        return {rank: found[rank].stands if rank in found else None for rank in running}
+
+
+class JobChecks:
+    """At most one measurement at a time.
+
+    Parameters
+    ----------
+    suspicions : Suspicions, optional
+        Who is to be measured before all ranks start again; None: nobody ever.
+    say : callable
+        Shows a person a sentence; called in the service's own thread.
+    person_s : float, optional
+        How long a job whose ranks have failed waits for a restart that somebody asks for; None: it starts by itself.
+    clean : callable
+        Has what the ranks of the last round have left behind ended; whether nothing is left.
+    """
+
+    def __init__(
+        self, place: JobPlace, clock: Clock, suspicions: Suspicions | None, say: Callable[[str], None],
+        clean: Callable[[], bool] = lambda: True, *, person_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self.job, self._place, self._clean = place.job, place, clean
+        self._clock, self._person_s = clock, person_s
+        self._failed_s: float | None = None  # since when somebody is waited for
+        self._ranks = _RanksHere(place.run_dir, say)
+        self._validating = Validating(place, self._ranks, clock)
+        self._check = CheckHere(place.node, self._ranks, clock, lambda one: Measurement(place, one.checks), suspicions)
+        self._announced = 0
+        self._current: Operation | None = None
+        self._reports: dict[str, Report] = {}
+
+    def attach(self, table: JobTable) -> None:
+        """Look at the job of `table`, and keep its rounds from beginning too early."""
+        self._ranks.table, table.checks = table, self
+
+    @property
+    def pid(self) -> int | None:
+        """The process that measures now."""
+        return self._ranks.beside
+
+    # --- between rounds ----------------------------------------------------------------------------------------------
+
+    def announce(self, number: int) -> None:
+        """Ask who is suspected, while the ranks of the round before `number` end; of a first round nobody is."""
+        if number < 2 or self._waits_for_a_person(number):
+            return
+        if number != self._announced:
+            self._announced = number
+            self._check.begin(str(number))
+
+    def is_open(self, number: int) -> bool:
+        """Whether the round `number` may begin: nobody is measured, nothing is left, and who is suspected is known."""
+        if self._current is not None or not self._clean():
+            return False
+        return number < 2 or (self._announced == number and self._check.advance(str(number)) is None)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job is down until somebody asks for its restart."""
+        return self._failed_s is not None
+
+    def _waits_for_a_person(self, number: int) -> bool:
+        table, now_s = self._ranks.table, self._clock.monotonic_s()
+        asked = table is None or any(one.until == number for one in table.memory.kept)
+        if self._person_s is None or asked:
+            self._failed_s = None
+            return False
+        assert table is not None
+        self._failed_s = now_s if self._failed_s is None else self._failed_s
+        if now_s - self._failed_s >= self._person_s:
+            table.end(GAVE_UP_CODE, f"{table.memory.reason}; nobody asked for a restart within {self._person_s:.0f} s")
+        return True
+
+    # --- in the middle of one ----------------------------------------------------------------------------------------
+
+    @property
+    def measures(self) -> bool:
+        """Whether ranks stand still for a measurement."""
+        return self._validating.stage == "measures"
+
+    @property
+    def possible(self) -> bool:
+        """Whether all ranks would stand still between two iterations if they were asked to."""
+        return not self._ranks.failed and self._validating.possible
+
+    def refusal(self, operation: Operation) -> Report | None:
+        """Why the validation `operation` cannot be done."""
+        wrong = [rank for rank in operation.targets.ranks or () if rank >= self._place.ranks]
+        strangers = [f"node '{node[:80]}'" for node in operation.targets.nodes if node != self._place.node]
+        strangers += [f"rank {rank}" for rank in wrong]
+        if strangers:
+            return refused(operation, "unknown_target", f"{strangers[0]} is none of this job's")
+        if self._current is not None:
+            return refused(operation, "unfit", "the job is being measured already")
+        if not self.possible:
+            return refused(operation, "unfit", "the training loop takes no part in pauses; before a restart it can be")
+        return None
+
+    def begin(self, operation: Operation) -> None:
+        """Have the ranks measured, while they stand still."""
+        self._current = operation
+        self._validating.begin(operation)
+
+    def report(self, ident: str) -> Report:
+        """How far that validation is; one that nobody here has begun has failed."""
+        if self._current is not None and self._current.id == ident:
+            return Report(operation=ident, state="running", text=self._validating.stage)
+        return self._reports.get(ident) or Report(operation=ident, state="failed", text=CUT_SHORT)
+
+    def advance(self) -> None:
+        """Go on with what is under way; of a job that is over nothing is measured."""
+        table, current = self._ranks.table, self._current
+        over = table is None or table.memory.over is not None
+        if over:
+            self.close()
+        elif current is not None and (outcome := self._validating.advance()) is not None:
+            self._current = None
+            if outcome.error is None:
+                ended = Report(operation=current.id, state="done", findings=outcome.findings)
+            else:
+                ended = Report(operation=current.id, state="failed", text=outcome.error[:MAX_SENTENCE_CHARS])
+            self._reports[current.id] = ended
+
+    def close(self) -> None:
+        """End what is under way, and let the ranks go on. Safe twice."""
+        if self._current is not None:
+            self._reports[self._current.id] = Report(operation=self._current.id, state="failed", text=CUT_SHORT)
+            self._current = None
+        with suppress(OSError):
+            self._validating.cancel()
+        self._check.cancel()
