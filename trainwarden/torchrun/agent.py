@@ -75,6 +75,8 @@ class Agent:
         note: Callable[[Fields, str], None] = lambda operation, stage: None,
     ) -> None:  # fmt: skip
         self._place, self._put_splits, self._watch, self._note = place, put_splits, watch, note
+        self.tell_keeper: Callable[[Fields], None] = lambda said: None
+        """Called there with what this node's keeper is to know: by which ``host`` others find us, or the ``ring``."""
         self._noted: set[tuple[str, str]] | None = None
         self.life = f"{place.node[:200]}/{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._changed = threading.Condition()
@@ -145,7 +147,9 @@ class Agent:
         Unreachable
             If a service refuses us, or none has answered for `patience_s`.
         """
-        self.update(waits=True, port=port, ranks=[], alive=[], failure=None, finished=False, first_step=None)
+        self.update(
+            waits=True, port=port, ranks=[], alive=[], failure=None, finished=False, first_step=None, restored=None
+        )
         with self._changed:
             while True:
                 code, begin = self._word.get("over"), self._word.get("begin")
@@ -165,6 +169,7 @@ class Agent:
 
     def _hello(self, own_host: str) -> Fields:
         place = self._place
+        self.tell_keeper({"host": place.host or own_host})
         asked = {name: getattr(place, name) for name in ("place", "spares", "failures", "grow")}
         with self._changed:
             hello = {
@@ -193,6 +198,8 @@ class Agent:
             self._put_splits(splits)
         if memory := word.get("memory"):
             self._note_operations(memory.get("kept", ()))
+        if ring := word.get("ring"):
+            self.tell_keeper({"ring": ring})
         if bus := word.get("bus"):
             self._watch(str(bus))
 
