@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +51,15 @@ class Filed:
             return []
         found = (_ID.fullmatch(name) for name in names)
         return [Id(int(match[2]), int(match[1])) for match in found if match]
+
+    def unfinished_bytes(self) -> int:
+        """Bytes of checkpoints of which not all nodes have written their files."""
+        found = (Path(at, name) for at, _, names in os.walk(self.path / _BESIDE) for name in names)
+        total = 0
+        for one in found:
+            with suppress(FileNotFoundError):  # it has got its name
+                total += one.stat().st_size
+        return total
 
     def put(self, read: ReadInto, header: Header) -> bool:
         """Write one node's files beside; False if they are there."""

@@ -12,13 +12,14 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from trainwarden.actions.keeper.copies import Choice, Copies, Copy, Tier
 from trainwarden.actions.keeper.filed import Filed
-from trainwarden.actions.keeper.keeper import PEERS_S, Keeper
+from trainwarden.actions.keeper.keeper import PEERS_S, Keeper, place_of
 from trainwarden.actions.keeper.parts import Entry, lie_in, names_of, pack, unpack
 from trainwarden.actions.keeper.transfer import reading
 from trainwarden.checkpoint.shard import CheckpointError, Facts, Header, Id
@@ -30,6 +31,7 @@ log = logging.getLogger("trainwarden.keeper")
 FOLDER: Final = "files"
 NOTE: Final = "folder.json"
 _LEFT: Final = 2  # checkpoints that stay in the folder: the newest, and one that is being written
+_CLOSE_S: Final = 20.0  # without a byte from other nodes, at the end of the job
 _FILLING: Final = ".trainwarden-filling"
 _NUMBER: Final = re.compile(r"[0-9]+")
 
@@ -60,18 +62,26 @@ class Folder:
         self.path.mkdir(mode=0o700, exist_ok=True)
         self._clock, self._store = clock, None if store is None else Filed(store)
         self._flush_every_s, self._flushed_at_s = flush_every_s, -flush_every_s
-        self._rank, self._world = keeper.ring.index(keeper.node), len(keeper.ring)
         self._lock = threading.Lock()
         note = keeper.slots.note(NOTE) or {}
         self._attempt, self._filled = int(note.get("attempt", 0)), note.get("filled")
         self._choice: tuple[str, Choice] | None = None
-        self._said = ""
+        self._said = self._filling = ""
 
-    def tick(self, copies: Copies) -> None:
-        """One round of work, after the keeper's."""
+    @property
+    def _rank(self) -> int:
+        return self.keeper.ring.index(self.keeper.node)
+
+    @property
+    def _world(self) -> int:
+        return len(self.keeper.ring)
+
+    def tick(self, copies: Copies) -> bool:
+        """One round of work, after the keeper's; whether that has something to send now."""
+        packed = False
         with self._lock:
             try:
-                self._pack(copies)
+                packed = self._pack(copies)
                 safe = self._newest(copies, self.keeper.safe_tier)
                 if safe is not None:
                     self._note(*safe)
@@ -81,12 +91,30 @@ class Folder:
                 pass  # a shard is being sent; the next round has the newer one
             except (CheckpointError, OSError) as error:
                 self._say(f"a checkpoint is not kept: {error}")
+        return packed
 
-    def close(self) -> None:
-        """The keeper ends, as its job does: the store gets the newest checkpoint now."""
-        self._flushed_at_s = -self._flush_every_s - self._clock.monotonic_s()
-        self.tick(self.keeper.survey())
-        self.tick(self.keeper.survey())  # what the first has packed
+    def close(self, work: Callable[[], object]) -> None:
+        """The keeper ends, as its job does: the store gets the newest checkpoint now, by rounds of `work`.
+
+        A checkpoint of several nodes is whole once each has written its part: wait while any of them writes.
+        """
+        self._flush_every_s = 0.0
+        work()
+        work()  # what the first has packed
+        before, since_s = -1, self._clock.monotonic_s()
+        while self._world > 1 and self._store is not None and (last := self._last()) and self._store.lacks(last):
+            work()
+            written, now_s = self._store.unfinished_bytes(), self._clock.monotonic_s()
+            if written != before:
+                before, since_s = written, now_s
+            elif now_s - since_s >= _CLOSE_S:
+                log.warning("step %d is not in the store: the other nodes have not written their part", last.step)
+                return
+            self._clock.sleep(0.5)
+
+    def _last(self) -> Id | None:
+        """The newest checkpoint of this node's files in memory."""
+        return max((copy.id for copy in self.keeper.inventory() if copy.tier == "memory"), default=None)
 
     def stored(self) -> tuple[int, float, str] | None:
         """Step, time and name of the newest checkpoint in the store."""
@@ -113,9 +141,11 @@ class Folder:
         CheckpointError
             If it cannot be had here.
         """
-        first = self.keeper.ring[0]
-        choice = self.choose(key) if first == self.keeper.node else self.keeper.peer(first).choose(key)
+        self._filling = key
+        choice = self._asked(key)
         with self._lock:
+            if self._filling != key:
+                raise CheckpointError("another round has begun meanwhile")
             while True:
                 try:
                     filled = self._fill(choice)
@@ -127,6 +157,18 @@ class Folder:
             self._attempt, self._filled = choice.attempt, None if filled.path is None else filled.path.name
             self._note(None if choice.id is None else Id(*choice.id), self._filled)
             return filled
+
+    def _asked(self, key: str) -> Choice:
+        """What the first node of the ring has chosen; it may learn of the ring later than we do."""
+        deadline_s = self._clock.monotonic_s() + PEERS_S
+        while True:
+            first = self.keeper.ring[0]
+            try:
+                return self.choose(key) if first == self.keeper.node else self.keeper.peer(first).choose(key)
+            except (CheckpointError, OSError) as error:
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise CheckpointError(f"{first} has not chosen a checkpoint: {error}") from error
+            self._clock.sleep(0.5)
 
     def _chosen(self, below: Id | None, words: str = "") -> Choice:
         """Wait for nodes that do not answer yet: what they hold may be newer."""
@@ -156,9 +198,15 @@ class Folder:
                 return id_, entry.name
         return None
 
-    def _pack(self, copies: Copies) -> None:
-        """Pack the newest that is whole here, or of which another node has seen the mark: it is written last."""
-        own = max((copy.id for copy in self.keeper.inventory() if copy.tier == "memory"), default=Id(-1, -1))
+    def _pack(self, copies: Copies) -> bool:
+        """Pack the newest that is whole here, or of which another node has seen the mark: it is written last.
+
+        Returns
+        -------
+        bool
+            Whether there was one.
+        """
+        own = self._last() or Id(-1, -1)
         found = newest(self.path)
         wanted = [
             (id_, Entry.of(copies.by_id[id_][0].topology))
@@ -169,7 +217,7 @@ class Folder:
             wanted.append((Id(self._attempt, found.step), Entry(found.path.name, found.mark)))
         id_, entry = max(wanted, key=lambda one: one[0], default=(own, None))
         if entry is None or id_ <= own:
-            return
+            return False
         try:
             self._pack_one(id_, entry)
         except TooSmall:
@@ -177,9 +225,11 @@ class Folder:
                 self._store.put_files(self.path, entry)  # it is not lost with the node at least
                 self._note(id_, entry.name)
             raise
+        return True
 
     def _pack_one(self, id_: Id, entry: Entry) -> None:
-        facts = Facts(self.keeper.job, id_, self._rank, self._world, entry.topology, time.time())
+        ring = self.keeper.ring
+        facts = Facts(self.keeper.job, id_, ring.index(self.keeper.node), len(ring), entry.topology, time.time())
         found = newest(self.path)
         names = names_of(self.path, entry)
         if found is None or found.path.name != entry.name:  # a mark here, if any, names an older checkpoint
@@ -194,7 +244,8 @@ class Folder:
         if self._world == 1 and here is not None and here.step >= (choice.step or 0):
             name, words = here.path.name, f"step {here.step} lies in memory"
         elif choice.id is not None:
-            name, words = self._bring(Id(*choice.id)), f"step {choice.step} is restored from memory"
+            name, places = self._bring(Id(*choice.id))
+            words = f"step {choice.step} is restored from {' and '.join(sorted(places)) or 'memory'}"
         elif choice.step is not None:
             if kept is None or kept.step != choice.step or self._store is None:
                 raise CheckpointError(f"step {choice.step} is not in the store any more")
@@ -219,8 +270,8 @@ class Folder:
             f"copies) and {room} are free, so ranks read and write the store itself"
         )
 
-    def _bring(self, id_: Id) -> str:
-        """Every node's files of the checkpoint into the folder; returns its name."""
+    def _bring(self, id_: Id) -> tuple[str, set[str]]:
+        """Every node's files of the checkpoint into the folder; returns its name, and what came from other nodes."""
         copies = self.keeper.survey()
         into = self.path / _FILLING
         shutil.rmtree(into, ignore_errors=True)
@@ -229,16 +280,17 @@ class Folder:
             raise CheckpointError(f"step {id_.step} is not complete any more")
         world = copies.by_id[id_][0].world  # nodes may have become more or fewer since
         order = sorted(range(world), key=self._rank.__eq__)  # our own files last
-        headers = [self._unpack(copies.sources(id_, rank, self.keeper.node), into) for rank in order]
+        places: set[str] = set()
+        headers = [self._unpack(copies.sources(id_, rank, self.keeper.node), into, places) for rank in order]
         named = {name for header in headers for name in header.tensors}
         for name in names_of(self.path, entry):
             if name not in named:
                 (self.path / name).unlink()
         self._swap(into, entry)
-        return entry.name
+        return entry.name, places
 
-    def _unpack(self, sources: list[Copy], into: Path) -> Header:
-        """One node's files; those that lie in the folder already are not read again."""
+    def _unpack(self, sources: list[Copy], into: Path, places: set[str]) -> Header:
+        """One node's files, with where they were if that is another; what lies in the folder is not read again."""
         troubles = []
         for copy in sources:
 
@@ -255,9 +307,13 @@ class Folder:
                 if copy.rank == self._rank and copy.world == self._world:
                     self.keeper.bring(copy)  # into a slot of ours, from which it is copied to the next node again
                     with self.keeper.offer(copy.digest) as (descriptor, _):
-                        return unpack(reading(descriptor), into, wanted)
-                with self.keeper.opened(copy) as read:
-                    return unpack(read, into, wanted)
+                        header = unpack(reading(descriptor), into, wanted)
+                else:
+                    with self.keeper.opened(copy) as read:
+                        header = unpack(read, into, wanted)
+                if copy.node != self.keeper.node and header.tensors:
+                    places.add(place_of(copy, self.keeper.node))
+                return header
             except (CheckpointError, OSError) as error:
                 troubles.append(str(error))
         raise CheckpointError("; ".join(troubles) or "no copy is left")
@@ -297,7 +353,7 @@ class Folder:
                 if self._store.put(reading(descriptor), header):
                     self._flushed_at_s = now_s
             if self._rank == 0:
-                self._store.finish(its, entry, self._world)
+                self._store.finish(its, entry, header.facts.world)
             return
 
     def _trim(self, safe_step: int, like: str) -> None:

@@ -88,19 +88,27 @@ class Keeper:
         self, slots: Slots, *, job: str, node: str, ring: Sequence[str], peers: Mapping[str, Peer], clock: Clock,
         store: Store | None = None, flush_every_s: float = 600.0, keep: int = 3,
     ) -> None:  # fmt: skip
-        self.slots, self.job, self.node, self.ring = slots, job, node, list(ring)
+        self.slots, self.job, self.node = slots, job, node
         self.totals = Totals()
         self.away: dict[str, str] = {}
         """Peers and the store that did not answer, with the reason."""
-        self._peers, self._store, self._clock = dict(peers), store, clock
+        self._store, self._clock = store, clock
         self._flush_every_s, self._keep = flush_every_s, keep
         self._flushed_at_s: float | None = None
         self._pruned_at: Id | None = None
         self._lock = threading.Lock()
         """Held while an own slot is sent, flushed or fetched: a restore must not find it in use."""
-        at = self.ring.index(node)
-        self._next = self.ring[(at + 1) % len(self.ring)] if len(self.ring) > 1 else None
-        self._previous = self.ring[at - 1] if len(self.ring) > 1 else None
+        self.join(ring, peers)
+
+    def join(self, ring: Sequence[str], peers: Mapping[str, Peer]) -> None:
+        """Be part of this ring from now on."""
+        at, several = list(ring).index(self.node), len(ring) > 1
+        self._next: str | None = ring[(at + 1) % len(ring)] if several else None
+        self._previous: str | None = ring[at - 1] if several else None
+        self._peers, self.ring = dict(peers), tuple(ring)
+        for name in list(self.away):
+            if name not in self._peers and name != "store":
+                self.away.pop(name, None)
 
     def inventory(self) -> list[Copy]:
         """The sealed shards in this node's memory."""
@@ -114,8 +122,8 @@ class Keeper:
     def survey(self) -> Copies:
         """All copies that can be reached now."""
         found = self.inventory()
-        for node, peer in self._peers.items():
-            with self._watched(node):
+        for node, peer in self._peers.items():  # of now: another ring has another mapping
+            with self._watched(node, peer):
                 copies = peer.inventory()
                 if any(copy.node != node or copy.tier == "store" for copy in copies):
                     raise CheckpointError("it lists what is not its own")
@@ -215,8 +223,16 @@ class Keeper:
         return slot
 
     def peer(self, node: str) -> Peer:
-        """The keeper of another node of the ring."""
-        return self._peers[node]
+        """The keeper of another node of the ring.
+
+        Raises
+        ------
+        CheckpointError
+            If the ring has no such node any more.
+        """
+        if (found := self._peers.get(node)) is None:
+            raise CheckpointError(f"{node} is not in the ring")
+        return found
 
     def _stage(
         self, copies: Copies, rank: int, layout: tuple[int, str], at_most: Id | None, fetched: dict[str, str]
@@ -236,7 +252,7 @@ class Keeper:
                 words.append(f"step {id_.step} is passed over, as no copy is left of {_ranks(missing)}")
                 continue
             for copy in copies.sources(id_, rank, self.node):
-                place = fetched.get(copy.digest) or _place(copy, self.node)
+                place = fetched.get(copy.digest) or place_of(copy, self.node)
                 with self._lock:
                     slot, trouble = self._bring(copy)
                 if slot is not None:
@@ -263,7 +279,7 @@ class Keeper:
     def opened(self, copy: Copy) -> Iterator[ReadInto]:
         """Read a shard from wherever it is."""
         if copy.tier != "store" and copy.node != self.node:
-            with self._peers[copy.node].get(copy) as read:
+            with self.peer(copy.node).get(copy) as read:
                 yield read
         elif copy.tier == "store":
             assert self._store is not None
@@ -299,7 +315,7 @@ class Keeper:
         assert self._next is not None
         try:
             with self.slots.reading(slot) as descriptor:
-                self._peers[self._next].put(descriptor, header)
+                self.peer(self._next).put(descriptor, header)
         except Busy:  # the trainer writes it again: the next round has the newer one
             return
         except CheckpointError:
@@ -367,11 +383,13 @@ class Keeper:
                 self.slots.remove(slot)
 
     @contextmanager
-    def _watched(self, node: str) -> Iterator[None]:
+    def _watched(self, node: str, peer: Peer | None = None) -> Iterator[None]:
         """Note who does not answer; the keeper goes on without."""
         try:
             yield
         except (OSError, CheckpointError) as error:
+            if peer is not None and self._peers.get(node) is not peer:
+                return  # of the ring before
             if self.away.get(node) != str(error):
                 log.warning("no answer", extra={"fields": {"from": node, "why": str(error)}})
             self.away[node] = str(error)
@@ -385,7 +403,8 @@ def _same(header: Header, copy: Copy) -> None:
         raise CheckpointError("it is another shard than was listed")
 
 
-def _place(copy: Copy, here: str) -> str:
+def place_of(copy: Copy, here: str) -> str:
+    """Where a copy lies, in words of the node `here`."""
     if copy.tier == "store":
         return "the store"
     where = "" if copy.node == here else f" of {copy.node}"

@@ -47,6 +47,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     world: _Count = 1
     topology: str = ""
     at_most: tuple[_Count, _Count] | None = None
+    round: _Count = 0
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -107,8 +108,11 @@ class TlsPeer:
 class Listener:
     """Answers for a keeper until it is closed; one thread a connection, and not more than a few."""
 
-    def __init__(self, keeper: Keeper, listed: Callable[[], object], folder: Folder | None = None) -> None:
-        self._keeper, self._listed, self._folder = keeper, listed, folder
+    def __init__(
+        self, keeper: Keeper, listed: Callable[[], object], folder: Folder | None = None,
+        wait: Callable[[int], None] = lambda round_: None,
+    ) -> None:  # fmt: skip
+        self._keeper, self._listed, self._folder, self._wait = keeper, listed, folder, wait
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._sockets: list[socket.socket] = []
 
@@ -117,9 +121,13 @@ class Listener:
         context = tls.serving()
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         server = socket.create_server(address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        self._start(server, lambda plain: self._node(plain, context))
+        self.serve_nodes_by(server, lambda: context)
         host, port = server.getsockname()[:2]
         return host, port
+
+    def serve_nodes_by(self, server: socket.socket, context: Callable[[], ssl.SSLContext]) -> None:
+        """Answer other nodes that connect to `server`, by the certificate of the time."""
+        self._start(server, lambda plain: self._node(plain, context()))
 
     def serve_ranks(self) -> None:
         """Answer this node's ranks and `trainwarden checkpoints`."""
@@ -191,6 +199,15 @@ class Listener:
         except CheckpointError as error:
             _say(line, {"error": str(error)})
 
+    def _filled(self, folder: Folder, question: Question) -> dict[str, Any]:
+        try:
+            self._wait(question.round)
+            filled = folder.fill(question.key)
+        except CheckpointError as error:
+            return {"error": str(error)}
+        path = None if filled.path is None else str(filled.path)
+        return {"folder": str(filled.folder), "path": path, "step": filled.step, "words": filled.words}
+
     def _rank(self, line: socket.socket) -> None:
         line.settimeout(_SILENCE_S)
         with line.makefile("rb") as file:
@@ -199,7 +216,7 @@ class Listener:
             _say(line, self._listed())
             return
         if question.ask == "fill" and self._folder is not None:
-            _say(line, _filled(self._folder, question.key))
+            _say(line, self._filled(self._folder, question))
             return
         if question.ask != "stage":
             _say(line, {"error": "no such question"})
@@ -216,15 +233,6 @@ class Listener:
                 "other_topology": staged.other_topology,
             },
         )
-
-
-def _filled(folder: Folder, key: str) -> dict[str, Any]:
-    try:
-        filled = folder.fill(key)
-    except CheckpointError as error:
-        return {"error": str(error)}
-    path = None if filled.path is None else str(filled.path)
-    return {"folder": str(filled.folder), "path": path, "step": filled.step, "words": filled.words}
 
 
 def _names(line: ssl.SSLSocket) -> set[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any, Final
 
 from trainwarden.actions.keeper.copies import TIERS, Copies
 from trainwarden.actions.keeper.folder import Folder
-from trainwarden.actions.keeper.keeper import Keeper
+from trainwarden.actions.keeper.joining import Joined, Joining
+from trainwarden.actions.keeper.keeper import PEERS_S, Keeper
 from trainwarden.actions.keeper.line import Listener, TlsPeer
 from trainwarden.actions.keeper.store import Store
 from trainwarden.checkpoint.shard import CheckpointError, Id
@@ -21,6 +24,7 @@ from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.self_metrics import SelfMetrics
 
 log = logging.getLogger("trainwarden.keeper")
+_LOOK_S: Final = 0.1  # for a ring: ranks wait for it
 ROUND_S: Final = 1.0  # a save is replicated at most so much later than the network could
 _SKIPS: Final = ("late", "memory", "refused", "failed")
 
@@ -34,6 +38,8 @@ class KeeperService:
         Every node of the job with the address of its keeper, in the order of the ring; empty for one node alone.
     folder : bool
         Keep what an unchanged script writes to a folder in memory, instead of what `trainwarden.checkpoint` saves.
+    joining : Joining, optional
+        Tells the ring of each round, in place of `ring` and `tls`.
 
     Raises
     ------
@@ -44,7 +50,7 @@ class KeeperService:
     def __init__(
         self, *, job: str, node: str, ring: Mapping[str, tuple[str, int]], tls: PeerTls | None, clock: Clock,
         metrics: SelfMetrics, store: Path | None = None, memory: str | None = None, flush_every_s: float = 600.0,
-        keep: int = 3, folder: bool = False,
+        keep: int = 3, folder: bool = False, joining: Joining | None = None,
     ) -> None:  # fmt: skip
         if ring and node not in ring:
             raise ConfigError(f"--ring: it does not name this node, '{node}'")
@@ -73,6 +79,9 @@ class KeeperService:
         self._clock, self._metrics, self._tls = clock, metrics, tls
         self._address = ring.get(node) if len(ring) > 1 else None
         self._counted: dict[str, int] = {}
+        self._joining, self._joined = joining, threading.Condition()
+        self._round = 0
+        self._serving: ssl.SSLContext | None = None
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Work until `stop` says so.
@@ -82,9 +91,11 @@ class KeeperService:
         ConfigError
             If this node's address cannot be listened on.
         """
-        listener = Listener(self.keeper, self.listed, self.folder)
+        listener = Listener(self.keeper, self.listed, self.folder, self._wait_for)
         try:
             listener.serve_ranks()
+            if self._joining is not None:
+                threading.Thread(target=self._join, args=(self._joining, listener), daemon=True).start()
             if self._address is not None and self._tls is not None:
                 listener.serve_nodes(self._address, self._tls)
         except OSError as error:
@@ -92,25 +103,66 @@ class KeeperService:
         try:
             while not stop():
                 began = self._clock.monotonic_s()
-                self.round()
+                if (self._joining is None or self._round) and self.round():
+                    continue  # what was packed just now is to be sent
                 self._clock.sleep(max(0.05, ROUND_S - (self._clock.monotonic_s() - began)))
         finally:
+            if self.folder is not None and (self._joining is None or self._round):
+                self.folder.close(self.round)
             listener.close()
-            if self.folder is not None:
-                self.folder.close()
             self._lock.__exit__(None, None, None)
 
-    def round(self) -> None:
-        """One round of the keeper; a failure of it is counted and the next round tries again."""
+    def _join(self, joining: Joining, listener: Listener) -> None:
+        """Learn of each ring as it comes; until the first one nothing is done here."""
+        said = ""
+        while True:
+            try:
+                if (joined := joining.news()) is not None:
+                    self._take_part(joined, joining, listener)
+                    log.info("ring", extra={"fields": {"round": joined.round, "nodes": ",".join(joined.places)}})
+            except (OSError, ConfigError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("no ring", extra={"fields": {"why": said}})
+            time.sleep(_LOOK_S)
+
+    def _take_part(self, joined: Joined, joining: Joining, listener: Listener) -> None:
+        keeper, begins = self.keeper, self._serving is None
+        others = {name: at for name, at in joined.places.items() if name != keeper.node}
+        self._serving = joined.serving
+        keeper.join(
+            list(joined.places),
+            {name: TlsPeer(name, at, keeper.job, joined.asking) for name, at in others.items()},
+        )
+        if begins:
+            listener.serve_nodes_by(joining.server, self._context)
+        with self._joined:
+            self._round = joined.round
+            self._joined.notify_all()
+
+    def _context(self) -> ssl.SSLContext:
+        assert self._serving is not None  # nobody is answered before
+        return self._serving
+
+    def _wait_for(self, number: int) -> None:
+        """Wait for the ring of the round `number`; 0 is none in particular."""
+        with self._joined:
+            if not self._joined.wait_for(lambda: self._round >= number, PEERS_S):
+                raise CheckpointError(
+                    f"the keepers of all nodes of this round were not known within {PEERS_S:.0f} s; one may not run"
+                )
+
+    def round(self) -> bool:
+        """One round of the keeper; a failure of it is counted and the next round tries again. Whether that is due."""
         try:
             copies = self.keeper.tick()
-            if self.folder is not None:
-                self.folder.tick(copies)
+            packed = self.folder is not None and self.folder.tick(copies)
         except Exception:
             log.exception("the round failed")
             _OfJob(self._metrics, self.keeper.job).count("errors_total", "Rounds that failed.", 1)
-            return
+            return False
         self._tell(copies)
+        return packed
 
     def listed(self) -> dict[str, Any]:
         """The object of `trainwarden checkpoints` for this job."""

@@ -93,6 +93,8 @@ class Agent:
         note: Callable[[Fields, str], None] = lambda operation, stage: None,
     ) -> None:  # fmt: skip
         self._place, self._put_splits, self._watch, self._note = place, put_splits, watch, note
+        self.tell_keeper: Callable[[Fields], None] = lambda said: None
+        """Called there with what this node's keeper is to know: by which ``host`` others find us, or the ``ring``."""
         self._noted: set[tuple[str, str]] | None = None
         self.life = f"{place.node[:200]}/{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._changed = threading.Condition()
@@ -164,7 +166,9 @@ class Agent:
         Unreachable
             If a service refuses us, or none has answered for `patience_s`.
         """
-        self.update(waits=True, port=port, ranks=[], alive=[], failure=None, finished=False, first_step=None)
+        self.update(
+            waits=True, port=port, ranks=[], alive=[], failure=None, finished=False, first_step=None, restored=None
+        )
         with self._changed:
             while True:
                 code, found = self._word.get("over"), self._begin
@@ -183,6 +187,7 @@ class Agent:
 
     def _hello(self, own_host: str) -> Fields:
         place = self._place
+        self.tell_keeper({"host": place.host or own_host})
         asked = {name: getattr(place, name) for name in ("place", "spares", "failures", "grow", "weight", "held")}
         with self._changed:
             hello = {
@@ -215,6 +220,8 @@ class Agent:
             self._put_splits(splits)
         if stages is not None:
             self._note_operations(stages)
+        if ring := word.get("ring"):
+            self.tell_keeper({"ring": ring})
         if bus := word.get("bus"):
             self._watch(str(bus))
 

@@ -3,8 +3,8 @@
 ``python -I -S rank.py exec PARENT COMMAND...`` asks the kernel for SIGKILL should the process `PARENT` end (0: whoever
 has started it), and becomes the command. torchrun runs ``rank.py fork SCRIPT...`` in a process that it has forked
 (``--start-method=fork --run-path``): torch is imported there already, and the script runs as Python runs its command
-line. Ranks write to the FIFO of their local number in the folder ``TRAINWARDEN_OUTPUT``, where one is named. Standard
-library only.
+line. Ranks write to the FIFO of their local number in the folder ``TRAINWARDEN_OUTPUT``, where one is named. In their
+words ``{checkpoints}`` is the folder for checkpoints. Standard library only.
 """
 
 # Each start of a rank pays for what is imported here.
@@ -42,10 +42,17 @@ def write_to_fifo() -> None:
     os.close(fifo)
 
 
+def with_folder(words: list[str]) -> list[str]:
+    """The words of a rank, with the folder for its checkpoints where they ask for it."""
+    folder = os.environ.get("TRAINWARDEN_CHECKPOINTS") if "LOCAL_RANK" in os.environ else None
+    return list(words) if folder is None else [word.replace("{checkpoints}", folder) for word in words]
+
+
 def execute(parent: int, command: list[str]) -> int:
     """Become `command`; returns only if that is impossible, with the code a shell would give."""
     end_with(parent or os.getppid())
     write_to_fifo()
+    command = with_folder(command)
     try:
         os.execvp(command[0], command)  # noqa: S606 - the command the person gave, as words, through no shell
     except OSError as error:
@@ -70,7 +77,7 @@ def run(words: list[str]) -> None:
     multiprocessing.current_process().name = "MainProcess"
     renew_chance()
     bring_hook()
-    sys.argv, name = list(words), os.path.abspath(words[0])
+    sys.argv, name = with_folder(words), os.path.abspath(words[0])
     sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main

@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
 from trainwarden.torchrun.exits import Exits
 from trainwarden.torchrun.line import Endpoints
-from trainwarden.torchrun.memory import NotFilled
+from trainwarden.torchrun.memory import NotFilled, Overtaken
 from trainwarden.torchrun.surroundings import Surroundings, name_of, node_of
 from trainwarden.torchrun.watching import NodeAgent
 
@@ -69,10 +69,12 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         )  # fmt: skip
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # else a node lost meanwhile would end all others
         self._around = Surroundings(
-            job, node, os.environ, lambda found: self._agent.update(checkpoint=found), alone=parameters.max_nodes == 1
-        )
+            job, node, os.environ, lambda found: self._agent.update(checkpoint=found), alone=parameters.max_nodes == 1,
+            keeper=lambda found: self._agent.update(keeper=found),
+        )  # fmt: skip
         self._watching = NodeAgent(job, node, self._around.run_dir, os.environ)
         self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch, self._around.note)
+        self._agent.tell_keeper = self._around.tell_keeper
         self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended)
         self._store: Any = None
         self._over = threading.Event()
@@ -95,6 +97,30 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._exits.end(requested=False)
         self._around.look_again()
         while True:
+            begin, store = self._placed()
+            self._store = store  # the ranks' too, where it is ours
+            self._exits.listen()
+            self._exits.begin(begin.round)
+            where = f"{begin.round} at {begin.host}:{begin.port}"
+            try:
+                resume, step = self._around.fill(where, begin.round, begin.resume, lambda: self._agent.has_to_stop)
+                break
+            except NotFilled as error:
+                raise RendezvousConnectionError(str(error)) from error
+            except Overtaken:
+                continue
+        self._agent.update(restored=step)
+        self._around.prepare(begin.round - 1, resume)
+        why = self._agent.reason if begin.round > 1 else ""
+        self._around.placed(begin.round - 1, begin.rank, begin.world, why)
+        if begin.round > 1:
+            self._around.started(begin.round - 1, why)
+        prefixed = PrefixStore(f"trainwarden/{begin.round}/", store)
+        return RendezvousInfo(prefixed, begin.rank, begin.world, RendezvousStoreInfo(begin.host, begin.port))
+
+    def _placed(self) -> tuple[Begin, Any]:
+        """Our place in the next round, and the store of its ranks."""
+        while True:
             own = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             try:
                 begin = self._agent.wait_for_round(own.port, self._patience_s)
@@ -106,21 +132,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
                 raise RendezvousConnectionError(str(error)) from error
             store = own if begin.rank == 0 else self._store_of(begin)
             if store is not None:
-                break
-        self._store = store  # the ranks' too, where it is ours
-        self._exits.listen()
-        self._exits.begin(begin.round)
-        try:
-            resume = self._around.fill(f"{begin.round} at {begin.host}:{begin.port}", begin.resume)
-        except NotFilled as error:
-            raise RendezvousConnectionError(str(error)) from error
-        self._around.prepare(begin.round - 1, resume)
-        why = self._agent.reason if begin.round > 1 else ""
-        self._around.placed(begin.round - 1, begin.rank, begin.world, why)
-        if begin.round > 1:
-            self._around.started(begin.round - 1, why)
-        prefixed = PrefixStore(f"trainwarden/{begin.round}/", store)
-        return RendezvousInfo(prefixed, begin.rank, begin.world, RendezvousStoreInfo(begin.host, begin.port))
+                return begin, store
 
     def is_closed(self) -> bool:
         return False

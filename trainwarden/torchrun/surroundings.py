@@ -60,11 +60,13 @@ class Surroundings:
         Told the newest whole checkpoint in the folder ``TRAINWARDEN_CHECKPOINTS``, whenever it is another one.
     alone : bool
         Whether the job has this node alone.
+    keeper : callable
+        Told where the keeper of one of several nodes is (`trainwarden.torchrun.memory`).
     """
 
     def __init__(
         self, job: str, node: str, environ: MutableMapping[str, str], checkpoint: Callable[[dict[str, Any]], None],
-        *, alone: bool = True,
+        *, alone: bool = True, keeper: Callable[[dict[str, Any]], None] = lambda found: None,
     ) -> None:  # fmt: skip
         given = environ.get("TRAINWARDEN_RUN_DIR")
         self.own = given is None
@@ -79,9 +81,11 @@ class Surroundings:
             (self.run_dir / rundir.HOOK).mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write_place()
         self._folder = store = environ.get(STORE) or environ.get("TRAINWARDEN_CHECKPOINTS")
-        self._memory = (
-            MemoryFolder(self.job, store, environ, self.run_dir, alone=alone) if environ.get(STORE) and store else None
-        )
+        self._memory: MemoryFolder | None = None
+        if environ.get(STORE) and store:
+            self._memory = MemoryFolder(
+                self.job, store, environ, self.run_dir, node=node, alone=alone, found=keeper
+            )  # fmt: skip
 
     @property
     def looks(self) -> bool:
@@ -101,15 +105,24 @@ class Surroundings:
         """Look for checkpoints at once: the next round goes on from the newest."""
         self._wake.set()
 
-    def fill(self, key: str, resume: str | None) -> str | None:
-        """From what the ranks go on that start now in the round `key`: `resume`, or what memory has.
+    def tell_keeper(self, said: dict[str, Any]) -> None:
+        """Tell this node's keeper by which ``host`` others reach it, or the ``ring`` of the newest round."""
+        if self._memory is not None:
+            self._memory.tell(said)
+
+    def fill(
+        self, key: str, number: int, resume: str | None, overtaken: Callable[[], bool]
+    ) -> tuple[str | None, int | None]:
+        """From what the ranks go on that start now in the round `number`: `resume`, or what memory has, with its step.
 
         Raises
         ------
         NotFilled
             If other nodes go on from a checkpoint in memory that cannot be had here.
+        Overtaken
+            Once `overtaken` says so.
         """
-        return resume if self._memory is None else self._memory.fill(key)
+        return (resume, None) if self._memory is None else self._memory.fill(key, number, overtaken)
 
     def prepare(self, attempt: int, resume: str | None) -> None:
         """Set the environment of the ranks that start now."""

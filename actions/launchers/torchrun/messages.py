@@ -104,6 +104,26 @@ class Failure(msgspec.Struct, frozen=True):
     how: Text
 
 
+class KeeperAt(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the keeper of a node listens, and its request for a certificate (PEM).
+
+    `domain` names what its node shares with others that are lost together: a rack, a switch, a power line.
+    """
+
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    request: Annotated[str, msgspec.Meta(max_length=4096)]
+    domain: Text = ""
+
+
+class Ring(msgspec.Struct, frozen=True, kw_only=True):
+    """The keepers of a round, each with host and port and in the order of copying, and what one proves itself with."""
+
+    round: int
+    nodes: tuple[tuple[str, str, int], ...]
+    ca: str
+    certificate: str
+
+
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat", tag_field="do"):
     """What an agent says of itself, at least twice a second.
 
@@ -129,6 +149,9 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat", tag_field="do"
     """The lowest first step of its ranks, once each has finished one under a number of the script's own."""
     start_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] | None = None
     """How long its ranks took to their first steps, where that was seen last."""
+    keeper: KeeperAt | None = None
+    restored: Number | None = None
+    """The step that its ranks went on from by the nodes' memory, which may be older than what was newest."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="do"):
@@ -185,8 +208,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the service says to an agent, whenever it changes and as the answer to each `Beat`.
 
-    `memory` and `splits` come where they have changed, with the `bus` to which a node is to be watched. `stop`: the
-    agent's ranks have to end, as a new round is wanted.
+    `memory`, `splits` and `ring` come where they have changed, with the `bus` to which a node is to be watched. `stop`:
+    the agent's ranks have to end, as a new round is wanted.
     """
 
     begin: Begin | None = None
@@ -196,6 +219,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: Memory | None = None
     splits: tuple[Split, ...] | None = None
     bus: str | None = None
+    ring: Ring | None = None
 
 
 FIRST: Final = msgspec.json.Decoder(Hello | Question)

@@ -94,7 +94,9 @@ def _end(kept: Kept, table: JobTable, now_s: float) -> Report | None:
         done = done and all(one.beat.split >= kept.until for one in seated)
     else:
         done = kept.kind not in _STARTS or memory.round >= kept.until
-    return Report(operation=ident, state="done") if done else None
+    resume = memory.resume if kept.kind in _STARTS else None
+    text = "" if resume is None else f"the newest checkpoint that its nodes see is of step {resume.step}"
+    return Report(operation=ident, state="done", text=text) if done else None
 
 
 def _known(table: JobTable, operation: str) -> Report:

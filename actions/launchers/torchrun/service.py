@@ -27,8 +27,10 @@ from trainwarden.actions.launchers.torchrun.messages import (
     Hello,
     Question,
     Refused,
+    Ring,
 )
 from trainwarden.actions.launchers.torchrun.operations import answer, end_operations
+from trainwarden.actions.launchers.torchrun.rings import Rings
 from trainwarden.actions.launchers.torchrun.table import JobTable
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
@@ -55,18 +57,23 @@ class _Line:
         self.life, self.writer, self._bus = life, writer, bus
         self._serial, self._splits = -1, 0
         self._last = b""
+        self._ring: Ring | None = None
 
-    def send(self, table: JobTable, *, answer: bool) -> None:
+    def send(self, table: JobTable, rings: Rings, *, answer: bool) -> None:
         """Say what the agent is to know, if it is new or it waits for an answer."""
         word, memory = table.word(self.life), table.memory
         number = memory.splits[-1].number if memory.splits else 0
+        ring = rings.of(table, self.life)
         plain = ENCODE(word)
-        news = memory.serial != self._serial
+        news = memory.serial != self._serial or ring not in (None, self._ring)
         if not (answer or news or plain != self._last):
             return
         splits = memory.splits if number != self._splits else None
         self._serial, self._splits, self._last = memory.serial, number, plain
-        line = ENCODE(msgspec.structs.replace(word, memory=memory, splits=splits, bus=self._bus)) if news else plain
+        line = plain
+        if news:
+            self._ring = ring or self._ring
+            line = ENCODE(msgspec.structs.replace(word, memory=memory, splits=splits, bus=self._bus, ring=ring))
         if self.writer.transport.get_write_buffer_size() > _UNREAD_BYTES:
             self.writer.transport.abort()
         else:
@@ -119,6 +126,7 @@ class RendezvousService:
         self._lost_after_s, self._bus, self._checks = lost_after_s, bus, checks
         self._tables: dict[str, JobTable] = {}
         self._lines: dict[str, dict[str, _Line]] = {}  # by job and life
+        self._rings: dict[str, Rings] = {}
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._peers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
         self._logged: dict[str, tuple[int, int, int | None]] = {}
@@ -178,7 +186,7 @@ class RendezvousService:
             end_operations(table, now_s)
             self._log(job, table)
             for line in self._lines[job].values():
-                line.send(table, answer=False)
+                line.send(table, self._rings[job], answer=False)
 
     def _log(self, job: str, table: JobTable) -> None:
         memory = table.memory
@@ -224,8 +232,9 @@ class RendezvousService:
         table = self._table(hello.job)
         line = self._lines[hello.job][hello.life] = _Line(hello.life, writer, self._bus)
         table.hello(hello, self._clock.monotonic_s())
+        self._rings[hello.job].look_again()
         self._wake.set()
-        line.send(table, answer=True)
+        line.send(table, self._rings[hello.job], answer=True)
         by_itself, last = False, hello.beat
         try:
             while said := await reader.readline():
@@ -233,10 +242,12 @@ class RendezvousService:
                     return  # it has connected anew
                 beat = BEAT.decode(said)
                 table.beat(hello.life, beat, self._clock.monotonic_s())
+                if beat.keeper != last.keeper:
+                    self._rings[hello.job].look_again()
                 if _matters(last, beat):
                     self._wake.set()
                 last = beat
-                line.send(table, answer=True)
+                line.send(table, self._rings[hello.job], answer=True)
             by_itself = True
         except ConnectionResetError:
             by_itself = True  # a process was killed with lines unread
@@ -266,7 +277,7 @@ class RendezvousService:
             table = self._tables[job] = JobTable(job, self._lost_after_s, self._clock.monotonic_s())
             if self._checks is not None and self._checks.job == job:
                 self._checks.attach(table)
-            self._lines[job] = {}
+            self._lines[job], self._rings[job] = {}, Rings(job)
         return self._tables[job]
 
     def _forget(self) -> bool:
@@ -275,7 +286,7 @@ class RendezvousService:
         job = min(idle, key=lambda job: self._tables[job].memory.over is None, default=None)
         if job is None:
             return False
-        del self._tables[job], self._lines[job]
+        del self._tables[job], self._lines[job], self._rings[job]
         self._logged.pop(job, None)
         return True
 
@@ -309,6 +320,6 @@ class RendezvousService:
 
 def _matters(before: Beat, now: Beat) -> bool:
     """Whether something is to be decided at once."""
-    return (before.at, before.waits, before.failure, before.finished, before.left, before.split) != (
-        now.at, now.waits, now.failure, now.finished, now.left, now.split,
+    return (before.at, before.waits, before.failure, before.finished, before.left, before.split, before.keeper) != (
+        now.at, now.waits, now.failure, now.finished, now.left, now.split, now.keeper,
     )  # fmt: skip

@@ -250,13 +250,11 @@ class JobTable:
 
     def _went_on(self, seated: Sequence[Member]) -> bool:
         """Whether no script has started over though it was given a checkpoint; else it would overwrite that one."""
-        resume = self.memory.resume
+        newest = 0 if self.memory.resume is None else self.memory.resume.step
         for one in seated:
-            first = one.beat.first_step
-            if resume is not None and first is not None and one.beat.at == self.memory.round and first < resume.step:
-                why = (
-                    f"{one.node} started over at step {first} although the checkpoint of step {resume.step} is complete"
-                )
+            first, given = one.beat.first_step, newest if one.beat.restored is None else one.beat.restored
+            if first is not None and one.beat.at == self.memory.round and first < given:
+                why = f"{one.node} started over at step {first} although the checkpoint of step {given} is complete"
                 self.end(CANNOT_CODE, f"{why}; the script must go on from it (docs/checkpoints.md)")
                 return False
         return True

@@ -36,6 +36,9 @@ def demo(
     at_step: Annotated[int | None, typer.Option(min=15, help="The step it goes wrong at.")] = None,
     ranks: Annotated[int, typer.Option(min=1, max=16, help="Training processes.")] = 4,
     nodes: Annotated[int, typer.Option(min=3, max=9, help="Machines, one of them a spare, for node-lost.")] = 3,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="In memory, for node-lost: the spare goes on from a neighbour's.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and model; moves the default step of the fault.")] = 0,
     steps: Annotated[int | None, typer.Option(min=30, help="Training steps.")] = None,
     within: Annotated[
@@ -51,7 +54,10 @@ def demo(
     Example: trainwarden demo --fault hang --rank 1
     """
     if fault == "node-lost":
-        return _node_lost(Voice(json), nodes=nodes, seed=seed, at_step=at_step or LOST_STEP)
+        at_step = at_step or LOST_STEP
+        return _node_lost(Voice(json), nodes=nodes, seed=seed, at_step=at_step, in_memory=checkpoints, within_s=within)
+    if checkpoints:
+        raise ConfigError("--checkpoints: that is of --fault node-lost")
     plan = DemoPlan.checked(
         fault=fault, rank=rank, slowdown=slowdown, at_step=at_step, ranks=ranks, seed=seed, steps=steps, mode=mode,
         within_s=within,
@@ -73,14 +79,16 @@ def demo(
     return 0 if result["ok"] else 1
 
 
-def _node_lost(voice: Voice, *, nodes: int, seed: int, at_step: int) -> int:
+def _node_lost(voice: Voice, *, nodes: int, seed: int, at_step: int, in_memory: bool, within_s: float) -> int:
     """Several machines within this one, as root."""
     if (reason := why_none()) is not None:
         raise ConfigError(f"demo --fault node-lost: {reason}")
     settings = Settings(job=f"demo-{seed}-{uuid.uuid4().hex[:6]}")
     with JobRun(settings, own_services=(), command=("demo",)) as run:
         voice.say(f"job {settings.job}: {nodes - 1} nodes of one rank each, and a spare")
-        result = NodesDemo(run, voice, nodes=nodes, seed=seed, at_step=at_step).carry_out()
+        result = NodesDemo(
+            run, voice, nodes=nodes, seed=seed, at_step=at_step, in_memory=in_memory, within_s=within_s
+        ).carry_out()
         run.result(0 if result["ok"] else 1)
     voice.say(result["summary"])
     voice.say(f"records and logs: {run.run_dir}")

@@ -20,7 +20,11 @@ from trainwarden.cli.shared.output import Voice
 PORT: Final = 29_402
 STEPS_AFTER: Final = 20
 LOOK_S: Final = 0.05
+EVERY: Final = 5  # steps between two checkpoints
+EVERY_IN_MEMORY: Final = 10  # they are in two nodes' memory a second or two later, and a step takes 0.3 s
 _STEP: Final = re.compile(r"^step (\d+) loss ", re.MULTILINE)
+_FROM: Final = re.compile(r"trainwarden: checkpoints: (.*)$", re.MULTILINE)
+_RESTORED: Final = re.compile(r"step (\d+) is restored from (.*)")
 _START: Final = re.compile(r"attempt (\d+): ranks start here, on node \d+ of \d+")
 _WHY: Final = re.compile(r"(attempt \d+: ranks start here, on node \d+ of \d+ \(.*\))$", re.MULTILINE)
 
@@ -28,7 +32,12 @@ _WHY: Final = re.compile(r"(attempt \d+: ranks start here, on node \d+ of \d+ \(
 class NodesDemo:
     """A job of one rank on each of all machines but one, which is the spare; one that trains is lost at `at_step`."""
 
-    def __init__(self, run: JobRun, voice: Voice, *, nodes: int, seed: int, at_step: int) -> None:
+    def __init__(
+        self, run: JobRun, voice: Voice, *, nodes: int, seed: int, at_step: int, in_memory: bool = False,
+        within_s: float = DEADLINE_S,
+    ) -> None:  # fmt: skip
+        self._within_s = within_s
+        self._in_memory, self._restored = in_memory, _Restored()
         self._run, self._voice, self._nodes, self._seed, self._at_step = run, voice, nodes, seed, at_step
         self._folder = run.run_dir / "nodes"
         self._folder.mkdir()
@@ -42,7 +51,7 @@ class NodesDemo:
 
     def carry_out(self) -> dict[str, Any]:
         """Run it to its end; the demo's JSON object."""
-        deadline_s = time.monotonic() + DEADLINE_S
+        deadline_s = time.monotonic() + self._within_s
         with Machines(self._nodes) as machines:
             for machine in machines.all:
                 self._start(machine, machines.all[0].address)
@@ -68,9 +77,14 @@ class NodesDemo:
             "--nnodes", str(self._nodes - 1), "--spares", "1", "--nproc", "1", "--rdzv", f"{home}:{PORT}",
             "--token-file", str(token), "--checkpoints", str(checkpoints),
         ]  # fmt: skip
+        if self._in_memory:  # the second machine has rank 0, which alone writes checkpoints, and is lost
+            place = (1, 0, *range(2, self._nodes))[machine.number]
+            launch += ["--node-rank", str(place)]
+        every = EVERY_IN_MEMORY if self._in_memory else EVERY
         script = [
             sys.executable, str(example_script()), "--steps", str(self._at_step + STEPS_AFTER),
-            "--micro-batches", str(6 * (self._nodes - 1)), "--seed", str(self._seed), "--checkpoint-every", "5",
+            "--micro-batches", str(6 * (self._nodes - 1)), "--seed", str(self._seed), "--checkpoint-every", str(every),
+            *(("--checkpoint-dir", "{checkpoints}") if self._in_memory else ()),
         ]  # fmt: skip
         named = {"TRAINWARDEN_NODE": machine.name, "TRAINWARDEN_RUN_DIR": str(self._folder / machine.name)}
         process = machine.start([*launch, "--", *script], {**os.environ, **named}, self._output(machine.name))
@@ -89,6 +103,9 @@ class NodesDemo:
             text = whole.decode("utf-8", "replace")
             for found in _WHY.finditer(text):
                 self._voice.say(f"[{name}] {found[1]}")
+            for found in _FROM.finditer(text):
+                self._voice.say(f"[{name}] checkpoints: {found[1]}")
+                self._restored.note(name, found[1])
             for found in _START.finditer(text):
                 self._attempts.setdefault(int(found[1]), set()).add(name)
             for found in _STEP.finditer(text):
@@ -102,7 +119,8 @@ class NodesDemo:
     def _lose(self, machines: Machines) -> None:
         """The first machine has the rendezvous, so another one that trains goes."""
         training = self._attempts[max(self._attempts)]
-        machine = next(one for one in reversed(machines.all) if one.name in training)
+        order = machines.all[1:] if self._in_memory else machines.all[::-1]
+        machine = next(one for one in order if one.name in training)
         self._attempts_before = len(self._attempts)
         self._lost = machine.name, self._step, time.monotonic()
         machine.lose()
@@ -116,6 +134,7 @@ class NodesDemo:
         return {
             "job": self._run.settings.job, "ranks": self._nodes - 1, "seed": self._seed, "steps": self._step + 1,
             "fault": lost, "attempts": attempts, "exit_codes": codes, "ok": why_not is None, "why_not": why_not,
+            **({"restored": self._restored.facts(lost)} if self._in_memory else {}),
             "first_step_after_fault_s": None if self._first_step_s is None else round(self._first_step_s, 3),
             "summary": summary if why_not is None else f"{summary}; not as it should be: {why_not}",
         }  # fmt: skip
@@ -124,16 +143,56 @@ class NodesDemo:
         """What happened, in one sentence."""
         if self._lost is None:
             return "nobody was lost"
+        told = self._restored.sentence(self._lost[1]) if self._in_memory else ""
         after = "no new step" if self._first_step_s is None else f"first new step {self._first_step_s:.1f} s later"
-        return f"{self._lost[0]} was lost; {after}, on {', '.join(sorted(self._attempts[max(self._attempts)]))}"
+        return f"{self._lost[0]} was lost; {after}, on {', '.join(sorted(self._attempts[max(self._attempts)]))}{told}"
 
     def _why_not(self, codes: dict[str, int | None]) -> str | None:
         """The first thing that did not go as it should; None if everything did."""
         if self._lost is None:
-            return f"no node came to step {self._at_step} within {DEADLINE_S:.0f} s"
+            return f"no node came to step {self._at_step} within {self._within_s:.0f} s"
         if self._first_step_s is None:
             return "the job made no step after its node was lost"
         if self._lost[0] in self._attempts[max(self._attempts)]:
             return f"{self._lost[0]} is thought to train though it is lost"
+        if self._in_memory and (why := self._restored.why_not(self._lost[1], EVERY_IN_MEMORY)) is not None:
+            return why
         bad = [f"{name}: {code}" for name, code in codes.items() if code != 0]
         return f"launchers did not end well ({', '.join(bad)})" if bad else None
+
+
+class _Restored:
+    """What the nodes have said of the checkpoint that they went on from, after one of them was lost."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._by: dict[str, str] = {}
+
+    def note(self, node: str, words: str) -> None:
+        if (found := _RESTORED.match(words)) is not None:
+            self._step, self._by[node] = int(found[1]), found[2]
+
+    @property
+    def _newcomers(self) -> dict[str, str]:
+        """Who had nothing of it: what it needs came from another node."""
+        return {node: words for node, words in self._by.items() if "neighbour" in words}
+
+    def facts(self, lost: dict[str, Any] | None) -> dict[str, Any]:
+        """For the demo's JSON object."""
+        gone = None if lost is None or self._step is None else lost["step"] + 1 - self._step
+        return {"step": self._step, "from": dict(sorted(self._by.items())), "lost_steps": gone}
+
+    def sentence(self, last_step: int) -> str:
+        if self._step is None:
+            return "; nothing was restored from memory"
+        by = "; ".join(f"{node} from {words}" for node, words in sorted(self._by.items()))
+        gone = last_step + 1 - self._step
+        return f". State: step {self._step}, {by}. Lost: {gone} steps; a checkpoint is made every {EVERY_IN_MEMORY}"
+
+    def why_not(self, last_step: int, every: int) -> str | None:
+        if self._step is None:
+            return "no node has restored a checkpoint from memory"
+        if not self._newcomers:
+            return "the lost node's checkpoint did not come from its neighbour's memory"
+        gone = last_step + 1 - self._step
+        return f"{gone} steps were lost, more than one interval" if gone > every else None

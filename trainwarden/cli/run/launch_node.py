@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +16,7 @@ import msgspec
 from trainwarden import rundir
 from trainwarden.actions.remedies.policy import Mode, Rules
 from trainwarden.cli.run.job_run import JobRun, elsewhere, settings_for
-from trainwarden.cli.run.torchrun_here import STOPPED_CODE, Torchrun
+from trainwarden.cli.run.torchrun_here import RANK, STOPPED_CODE, Torchrun
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.run.watched import JobOutput
 from trainwarden.cli.shared.engine_beside import EngineBeside, as_toml
@@ -37,6 +38,7 @@ LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 JOIN_S: Final = 30.0  # for nodes that are missing, before the job begins with fewer
 MAX_RESTARTS: Final = 3  # without a newer checkpoint
 LOOK_S: Final = 0.1
+IN_MEMORY: Final = "{checkpoints}"
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +151,8 @@ def launch_node(
     options = asked.torchrun(settings.job, here.nproc, settings.launch)
     overrides = {} if mode == "observe" else asked.engine(settings, mode)
     _check(settings, here, asked, mode)
+    if asks_for_memory(command) and checkpoints_of(settings, here.checkpoints) is None:
+        raise ConfigError(f"{IN_MEMORY}: name the storage that checkpoints go to in the end, with --checkpoints")
     if validate:
         warm_up(here.nproc, voice, checkpoints=checkpoints_of(settings, here.checkpoints), config=config)
     # What the nodes' agents say belongs together, so a bus of this node alone would be read by nobody.
@@ -159,9 +163,7 @@ def launch_node(
             voice.say("trainwarden: nothing watches this job; a settings file (--config) names the bus of services")
         if overrides:
             voice.say(f"trainwarden: the node of the first rank has an engine beside it, mode {mode}")
-        code = _Node(run, here, asked, voice, acts=bool(overrides)).carry_out(
-            [*options, "--no-python", *command], foreign
-        )
+        code = _Node(run, here, asked, voice, acts=bool(overrides)).carry_out([*options, *_words(command)], foreign)
         result = run.result(code)
         if here.keep is not None:
             run.stack.stop("agent")  # its last words are on the bus then
@@ -229,7 +231,7 @@ class _Node:
 
     def _follow(self, words: Sequence[str], foreign: ForeignSignals) -> int:
         run, asked = self._run, self._asked
-        environ = ranks_environment(run, self._here.checkpoints, asked.rdzv or "")
+        environ = ranks_environment(run, self._here.checkpoints, asked.rdzv or "", in_memory=asks_for_memory(words))
         job = partial(job_client, run.settings.job, asked, run.settings.launch)
         log = run.run_dir / rundir.LOGS / "job.log"
         output = JobOutput(log, run.settings.runs.log_bytes, self._voice.stream.fileno(), os.environ)
@@ -255,13 +257,26 @@ class _Node:
         return STOPPED_CODE if self._stops else code
 
 
-def ranks_environment(run: JobRun, checkpoints: Path | None, rdzv: str) -> dict[str, str]:
-    """What torchrun's ranks find around them; `checkpoints` is what the option names."""
+def _words(command: Sequence[str]) -> list[str]:
+    """The words of torchrun that start `command` as it is, but for the folder of its checkpoints."""
+    own = [sys.executable, "-I", "-S", str(RANK), "exec", "0"] if asks_for_memory(command) else []
+    return ["--no-python", *own, *command]
+
+
+def asks_for_memory(command: Sequence[str]) -> bool:
+    """Whether the command is to write its checkpoints to a folder in memory."""
+    return any(IN_MEMORY in word for word in command)
+
+
+def ranks_environment(
+    run: JobRun, checkpoints: Path | None, rdzv: str, *, in_memory: bool = False
+) -> dict[str, str]:  # fmt: skip
+    """What torchrun's ranks find around them; `checkpoints` is what the option names, and if `in_memory` the store."""
     environ = {**os.environ, **run.environ()}
     environ.pop("LOCAL_RANK", None)  # of a torchrun around us
     folder = checkpoints_of(run.settings, checkpoints)
     if folder is not None:
-        environ["TRAINWARDEN_CHECKPOINTS"] = str(folder)
+        environ["TRAINWARDEN_CHECKPOINTS_STORE" if in_memory else "TRAINWARDEN_CHECKPOINTS"] = str(folder.absolute())
     interface = interface_of(own_host(rdzv.split(",", maxsplit=1)[0]))
     if interface is not None:  # a machine's own name need not resolve, or resolves to what others cannot reach
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -23,7 +23,7 @@ PATIENCE_S: Final = 20.0
 # An ignored SIGCHLD makes the kernel bury the orphans that come to process 1.
 HOLD: Final = "echo up; exec env --ignore-signal=CHLD cat"
 SWITCH: Final = f"ip link add br0 type bridge; ip link set br0 up; {HOLD}"
-_MACHINE: Final = f'hostname "$1"; ip link set lo up; {HOLD}'
+_MACHINE: Final = f'hostname "$1"; ip link set lo up; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; {HOLD}'
 
 
 def why_none() -> str | None:
@@ -38,6 +38,7 @@ class Machine:
     """One machine; `address` is where the others reach it."""
 
     def __init__(self, number: int, switch: Holder) -> None:
+        self.number = number
         self.name, self.address = f"node-{number}", f"10.78.0.{number + 1}"
         self._switch, self._port = switch, f"port{number}"
         flags = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc"]

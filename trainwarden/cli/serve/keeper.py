@@ -38,6 +38,8 @@ def keeper(
         Path | None, typer.Option(metavar="FILE", help="This node's, by --tls-ca, for its name in --ring.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Of --tls-certificate.")] = None,
+    joins: Annotated[Path | None, typer.Option(hidden=True, help="A folder of whoever tells the ring.")] = None,
+    listen: Annotated[str, typer.Option(hidden=True, help="This node's address, with --joins.")] = "",
     metrics_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Answer Prometheus here.")] = None,
     config: ConfigFile = None,
     with_parent: WithParent = None,
@@ -50,6 +52,7 @@ def keeper(
     """
     import socket
 
+    from trainwarden.actions.keeper.joining import Joining
     from trainwarden.actions.keeper.service import KeeperService
     from trainwarden.clock import BootClock
     from trainwarden.metrics_http.server import serve_metrics
@@ -66,9 +69,10 @@ def keeper(
         if not equals or not name or name in places:
             raise ConfigError(f"--ring: '{part[:200]}' is not NODE=HOST:PORT, or names a node again")
         places[name] = host_and_port(address, "--ring")
-    metrics = SelfMetrics("keeper")
+    metrics, node = SelfMetrics("keeper"), node or socket.gethostname()
+    joining = None if joins is None else Joining(joins, listen, node)
     service = KeeperService(
-        job=job, node=node or socket.gethostname(), ring=places, tls=peer_tls(tls_ca, tls_certificate, tls_key),
+        job=job, node=node, ring=places, joining=joining, tls=peer_tls(tls_ca, tls_certificate, tls_key),
         clock=BootClock(), metrics=metrics, store=store, memory=None if memory is None else str(memory),
         flush_every_s=flush_every, keep=keep, folder=folder,
     )  # fmt: skip

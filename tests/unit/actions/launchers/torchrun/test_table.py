@@ -343,6 +343,33 @@ def test_a_torchrun_that_does_not_fit_the_job_is_refused_in_one_sentence(kind):
     assert kind == "least" or world.table.misfit(more.hello(), world.now_s) is None
 
 
+def test_the_end_of_a_restart_names_the_newest_checkpoint():
+    """An engine records it with its action, and explain shows that."""
+    world = with_spare()
+    for agent in world.agents.values():
+        agent.sees(40)
+    world.ask("restart")
+    world.pass_s(1.0)
+    (kept,) = world.table.memory.kept
+    assert (kept.report.state, kept.report.text) == ("done", "the newest checkpoint that its nodes see is of step 40")
+
+
+def test_a_script_that_was_given_an_older_checkpoint_than_the_newest_is_not_ended():
+    """Two neighbours were lost with the newest one, so that the nodes' memory, or the store, had the one before."""
+    world = with_spare()
+    for agent in world.agents.values():
+        agent.sees(40)
+    world.ask("restart")
+    world.pass_s(1.0)
+    agent = world.agents["b"]
+    agent.beat = msgspec.structs.replace(agent.beat, restored=20, first_step=20)
+    world.pass_s(0.5)
+    assert world.table.memory.over is None
+    agent.beat = msgspec.structs.replace(agent.beat, first_step=19)
+    world.pass_s(0.5)
+    assert world.table.memory.over == CANNOT_CODE
+
+
 def test_a_script_that_starts_over_is_ended_before_it_overwrites_its_checkpoint():
     world = with_spare()
     for agent in world.agents.values():

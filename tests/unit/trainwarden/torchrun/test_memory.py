@@ -1,0 +1,72 @@
+"""The keeper that a torchrun starts: it is started again, and the end of the job waits for it only while it writes."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainwarden.torchrun import memory
+from trainwarden.torchrun.memory import MemoryFolder
+
+STANDS_STILL = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+WRITES = """
+import os, signal, sys, time
+def end(*_):
+    for _ in range(20):
+        os.write(2, b'x' * 100)
+        time.sleep(0.15)
+    sys.exit(0)
+signal.signal(15, end)
+print('up', flush=True)
+time.sleep(600)
+"""
+
+
+def folder(path: Path) -> MemoryFolder:
+    store = str(path / "store")
+    environ = {"TRAINWARDEN_CHECKPOINT_MEMORY": str(path / "memory"), "TRAINWARDEN_CHECKPOINTS_STORE": store}
+    return MemoryFolder("j", store, environ, path, node="a", alone=True, found=lambda found: None)
+
+
+@pytest.mark.parametrize(("program", "code"), [(STANDS_STILL, -signal.SIGKILL), (WRITES, 0)])
+def test_the_end_waits_for_a_store_that_takes_bytes_and_not_for_one_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, program: str, code: int
+) -> None:
+    monkeypatch.setattr(memory, "_STILL_S", 1.5)
+    made = folder(tmp_path)
+    keeper = made._keeper = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert keeper.stdout is not None
+    with keeper.stdout as said, caplog.at_level(logging.WARNING):
+        assert said.readline() == b"up\n"
+        made.close()
+    assert keeper.returncode == code
+    assert ("has taken no byte" in caplog.text) == (code != 0)
+
+
+def test_a_keeper_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    made = folder(tmp_path)
+    made.start()
+    try:
+        first = until(lambda: made._keeper)
+        first.kill()
+        second = until(lambda: made._keeper if made._keeper not in (None, first) else None)
+        assert second.pid != first.pid
+    finally:
+        made.close()
+
+
+def until(found):
+    deadline_s = time.monotonic() + 60.0
+    while (value := found()) is None:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    return value
