@@ -145,8 +145,8 @@ def _rows(text: str, file: str) -> Iterator[dict[str, Any]]:
             row = {"device": device or None, "block": block} | ({} if time_s is None else {"time_s": time_s})
             if (link := _RDMA.match(line)) is not None:  # `rdma statistic`: a port a line
                 words = link[2].split()
-                told_all = [one for one in map(_value, words[::2], words[1::2]) if one is not None]
-                row.update(told_all)
+                told_of = dict(one for one in map(_value, words[::2], words[1::2]) if one is not None)
+                row = {**row, **told_of}
             continue
         match = _PAIR.match(line)
         told = _value(match[1], match[2]) if match is not None else None
