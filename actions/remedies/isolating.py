@@ -104,7 +104,7 @@ def validate(view: PlanningContext, rung: Validate) -> Intent | None:
 def _down(view: PlanningContext) -> bool:
     """Whether some incident of the job asks for a restart: its ranks are gone, or stand still for ever."""
     job, remedies = view.case.incident.job, view.rules.remedies
-    of_job = (case.incident for case in view.memory.cases.values() if case.open and case.incident.job == job)
+    of_job = (case.incident for case in view.memory.cases.values() if case.wants_action and case.incident.job == job)
     return any(remedies.find(incident.kind, RestartProcess) is not None for incident in of_job)
 
 

@@ -74,7 +74,8 @@ def _after_opening(view: PlanningContext, action: ActionRecord) -> bool:
     incident, whose = view.case.incident, view.memory.cases.get(action.cause)
     if action.incident == incident.id:
         return True
-    if whose is not None and (closed_s := whose.incident.closed_at_s) is not None and closed_s < incident.opened_at_s:
+    closed_s = None if whose is None or whose.wants_action else whose.incident.closed_at_s
+    if closed_s is not None and closed_s < incident.opened_at_s:
         return False
     said_s, first_said_s = view.memory.said_s.get(action.id), view.case.first_said_s
     later = said_s is None or (first_said_s is not None and said_s >= first_said_s)

@@ -545,24 +545,94 @@ def test_where_steps_are_told_a_failure_lasts_until_they_go_on() -> None:
     assert [one.kind for one in story.joiner.open] == ["out_of_memory"]
 
 
-@pytest.mark.parametrize(("kind", "code", "closes"), [
-    ("slow_compute", 1, True), ("memory_leak", 1, True), ("crash", 1, False), ("gpu_lost", 1, False), ("hang", 0, True),
-])  # fmt: skip
-def test_where_all_ranks_are_gone_what_only_they_could_show_is_closed_with_the_reason(
-    kind: IncidentKind, code: int, closes: bool
-) -> None:
-    """What has ended them stays open where they may be started again: an engine may be at work on it."""
-    story, found = Story(), candidate(kind, 0)
-    job = Job(ranks=2).run(5, start_s=START_S - 8.0)
-    for _, record in job.records:
+def all_gone(story: Story, found: Candidate, code: int = 1) -> None:
+    """Two ranks that have ended a second after `found` was."""
+    for _, record in Job(ranks=2).run(5, start_s=START_S - 8.0).records:
         story.state.feed(record)
     story.at(0.0, found)
     for rank in range(2):
         story.state.feed(event("process_exit", START_S + 1.0, rank, code=code))
+
+
+def again(story: Story, after_s: float, steps: int) -> None:
+    """Both ranks are started again, and make `steps`."""
+    for rank in range(2):
+        story.state.feed(event("process_start", START_S + after_s, rank))
+    for _, record in Job(ranks=2, life=1).run(steps, start_s=START_S + after_s).records:
+        story.state.feed(record)
+
+
+@pytest.mark.parametrize(("kind", "code", "unresolved"), [
+    ("slow_compute", 1, False), ("memory_leak", 1, False), ("crash", 1, True), ("gpu_lost", 1, True),
+    ("hang", 0, False),
+])  # fmt: skip
+def test_where_all_ranks_are_gone_incidents_are_closed_with_the_reason(
+    kind: IncidentKind, code: int, unresolved: bool
+) -> None:
+    """What has ended them is closed, too, and an engine may go on with it: they may be started again."""
+    story, found = Story(), candidate(kind, 0)
+    all_gone(story, found, code)
     for after_s in (1.5, 3.0, 7.0):
         assert story.at(after_s, found) == []
-    closed = [one for one in story.at(9.0, found) if one.state == "closed"]
-    assert [one.evidence.get("closed") for one in closed] == (["all ranks have ended"] if closes else [])
+    (closed,) = (one for one in story.at(9.0, found) if one.state == "closed")
+    assert (closed.evidence.get("closed"), closed.unresolved) == ("all ranks have ended", unresolved)
+    assert (closed.closed_at_s, closed.wants_action) == (START_S + 9.0, unresolved)
+    assert story.at(20.0, found) == []
+
+
+def test_what_is_learnt_of_an_ended_job_later_is_told_of_the_closed_incident() -> None:
+    story = Story()
+    all_gone(story, candidate("crash", 0, hard=True))
+    story.at(3.0)
+    story.at(11.0)
+    (better,) = story.at(12.0, candidate("out_of_memory", 0, onset_s=START_S, hard=True))
+    assert (better.state, better.kind, better.unresolved) == ("closed", "out_of_memory", True)
+    assert better.closed_at_s == START_S + 11.0
+
+
+def test_an_unresolved_incident_is_resolved_once_the_job_trains_again() -> None:
+    story = Story()
+    all_gone(story, candidate("crash", 0, hard=True))
+    story.at(3.0)
+    story.at(11.0)
+    again(story, 20.0, 8)
+    (resolved,) = story.at(31.0)
+    assert (resolved.state, resolved.revision, resolved.wants_action) == ("closed", 3, False)
+    assert "closed" not in resolved.evidence
+    assert resolved.closed_at_s == START_S + 31.0
+
+
+def test_an_unresolved_incident_lasts_again_where_the_job_fails_again_before_it_trains() -> None:
+    story = Story()
+    all_gone(story, candidate("crash", 0, hard=True))
+    story.at(3.0)
+    story.at(11.0)
+    again(story, 20.0, 1)
+    (lasts,) = story.at(22.0, candidate("out_of_memory", 0, onset_s=START_S + 21.5, hard=True))
+    assert (lasts.id, lasts.state, lasts.closed_at_s) == (story.told[0].id, "updated", None)
+    assert "closed" not in lasts.evidence
+
+
+def test_an_unresolved_incident_of_a_job_that_is_over_wants_nothing_any_more() -> None:
+    story = Story()
+    all_gone(story, candidate("crash", 0, hard=True))
+    story.at(3.0)
+    story.at(11.0)
+    (over,) = story.joiner.end(START_S + 900.0)
+    assert (over.state, over.wants_action, over.closed_at_s) == ("closed", False, START_S + 11.0)
+    assert over.evidence["closed"] == "all ranks have ended"
+
+
+def test_whoever_takes_over_knows_an_unresolved_incident() -> None:
+    story = Story()
+    all_gone(story, found := candidate("crash", 0, hard=True))
+    story.at(3.0)
+    (closed,) = story.at(11.0)
+    other = IncidentTracker("job", CONFIG)
+    other.resume(closed)
+    assert other.join([found], {}, story.window(12.0)) == []
+    (over,) = other.end(START_S + 900.0)
+    assert not over.wants_action
 
 
 def test_a_job_that_nobody_hears_of_any_more_leaves_nothing_open() -> None:
