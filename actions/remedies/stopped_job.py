@@ -23,6 +23,8 @@ from trainwarden.records import ActionRecord
 def restart(view: PlanningContext, rung: RestartProcess) -> Intent | None:
     """Restart in place, and again if that did not last."""
     incident = view.case.incident
+    if view.rules.remedies.restart_of(incident) is None:
+        return None
     intent = Intent(
         id=view.next_id("restart"),
         kind="restart_process",
@@ -144,7 +146,7 @@ def _another(view: PlanningContext, node: str) -> bool:
         if out is not None and out.after_restarts is None and remedies.find(kind, Validate) is None:
             return True
         later = (case.first_said_s or 0.0) > (own.first_said_s or 0.0)
-        if later and remedies.find(kind, RestartProcess) is not None:
+        if later and remedies.restart_of(case.incident) is not None:
             return True
     return False
 

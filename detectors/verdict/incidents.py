@@ -24,6 +24,7 @@ from trainwarden.detectors.verdict.revisions import (
     covers,
     echoes,
     explains,
+    is_ended_leak,
     moved,
     overlap,
     roots,
@@ -325,7 +326,8 @@ def _reopened(record: IncidentRecord) -> IncidentRecord:
 
 def _acted_on(record: IncidentRecord) -> bool:
     """True if an engine may be at work on what has ended the ranks: a launcher may start them on other nodes."""
-    return family_of(record.kind) == "failure" or record.kind in DEVICE_KINDS - {"host_contention", "memory_leak"}
+    mere = record.kind == "host_contention" or (record.kind == "memory_leak" and not is_ended_leak(record))
+    return not mere and (family_of(record.kind) == "failure" or record.kind in DEVICE_KINDS)
 
 
 def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -251,6 +251,19 @@ def test_a_proposal_is_withdrawn_when_what_has_ended_all_ranks_is_resolved() -> 
     rig.tell(closed := rig.closed(incident, unresolved=True))
     rig.tell(rig.closed(closed, unresolved=False))
     assert rig.story() == [("i1/restart/1", "proposed"), ("i1/restart/1", "skipped")]
+
+
+@pytest.mark.parametrize("mode", ["auto", "observe"])
+def test_a_leak_asks_for_a_restart_once_it_has_ended_its_rank(mode: Literal["auto", "observe"]) -> None:
+    rig = Rig(mode=mode)
+    rig.launcher.phase = "running"
+    rig.tell(leak := rig.incident(kind="memory_leak", reason="rank 2 leaks"))
+    rig.tick(60.0)
+    assert [name for name, _ in rig.story()] == ["i1/person/1"]
+    rig.launcher.phase = "failed"
+    rig.tell(rig.later(leak, evidence={"followed": ["out_of_memory: rank 2 has no memory left"]}))
+    rig.tick(1.0)
+    assert rig.story()[-1] == ("i1/restart/1", "done" if mode == "auto" else "proposed")
 
 
 def test_a_proposal_is_withdrawn_when_its_incident_closes() -> None:

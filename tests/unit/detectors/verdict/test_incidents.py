@@ -653,3 +653,62 @@ def test_an_incident_of_slowness_lends_a_rank_that_is_named_later_no_beginning(a
     assert told.onset_s == START_S + after_s
     ended = [one.id for one in story.at(3.5, named) if one.state == "closed"]
     assert ended == [first.id] * (incidents - 1)
+
+
+LEAK = replace(candidate("memory_leak", 1, onset_s=START_S - 3600.0), metrics=("rank_anonymous_memory_bytes",))
+OF_DEVICE = replace(LEAK, metrics=("gpu_memory_used_bytes",))
+NO_MEMORY = candidate("out_of_memory", 1, onset_s=START_S + 5.0, hard=True)
+KILLED = replace(candidate("crash", 1, onset_s=START_S + 5.0, hard=True), reason="rank 1 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(("leak", "end"), [
+    (LEAK, NO_MEMORY), (LEAK, KILLED),
+    (OF_DEVICE, candidate("cuda_out_of_memory", 1, onset_s=START_S + 5.0, hard=True)),
+])  # fmt: skip
+def test_what_a_leak_ends_in_is_one_incident_with_it(leak: Candidate, end: Candidate) -> None:
+    """However long it took; what the other ranks say of that end is part of it, too."""
+    story = Story()
+    story.at(0.0, leak)
+    (ended,) = story.at(6.0, end, leak)
+    assert (ended.kind, ended.severity, ended.state) == ("memory_leak", "sev2", "updated")
+    assert ended.evidence["followed"] == [f"{end.kind}: {end.reason}"]
+    story.at(7.0, candidate("hang", 0, onset_s=START_S + 5.5))
+    story.at(8.0, candidate("exception", 0, onset_s=START_S + 6.0, hard=True))
+    assert {one.id for one in story.told} == {ended.id}
+
+
+@pytest.mark.parametrize(("leak", "end"), [
+    (LEAK, candidate("out_of_memory", 0, onset_s=START_S + 5.0, hard=True)),
+    (LEAK, candidate("exception", 1, onset_s=START_S + 5.0, hard=True)),
+    (LEAK, candidate("crash", 1, onset_s=START_S + 5.0, hard=True)),
+    (LEAK, candidate("cuda_out_of_memory", 1, onset_s=START_S + 5.0, hard=True)),
+    (OF_DEVICE, NO_MEMORY),
+])  # fmt: skip
+def test_what_a_leak_does_not_explain_is_an_incident_of_its_own(leak: Candidate, end: Candidate) -> None:
+    story = Story()
+    story.at(0.0, leak)
+    assert [one.kind for one in story.at(6.0, end, leak) if one.state == "opened"] == [end.kind]
+
+
+def test_a_leak_that_is_known_after_the_end_is_its_root() -> None:
+    story = Story()
+    story.at(5.0, NO_MEMORY)
+    (root,) = story.at(6.0, NO_MEMORY, LEAK)
+    assert (root.kind, root.severity, root.onset_s) == ("memory_leak", "sev2", LEAK.onset_s)
+    assert root.evidence["followed"] == ["out_of_memory: because out_of_memory"]
+    assert story.at(7.0, NO_MEMORY, LEAK) == []
+
+
+def test_a_leak_that_is_over_explains_no_later_end() -> None:
+    story = Story()
+    story.at(0.0, LEAK)
+    assert [one.state for one in story.at(4.0)] == ["closed"]
+    assert [one.kind for one in story.at(6.0, NO_MEMORY)] == ["out_of_memory"]
+
+
+def test_of_a_leak_that_has_ended_all_ranks_the_restart_is_wanted() -> None:
+    story = Story()
+    all_gone(story, LEAK)
+    story.at(2.0, NO_MEMORY, LEAK)
+    (closed,) = (one for one in story.at(12.0, NO_MEMORY, LEAK) if one.state == "closed")
+    assert closed.unresolved
