@@ -338,7 +338,12 @@ def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:
 
 
 def _echoes(candidate: Candidate, record: IncidentRecord, window: Window) -> bool:
-    """Whether `candidate` is an echo of `record`: a hang only if no step was made since that was opened."""
+    """Whether `candidate` is an echo of `record`: a hang only if no step was made since that was opened.
+
+    A leaking rank makes steps until its memory has run out.
+    """
+    if record.kind == "memory_leak":
+        return record.wants_action and echoes(candidate, record)
     if candidate.family == "slow":
         return record.state != "closed" and echoes(candidate, record)
     stands = record.opened_step is None or not len(window.steps)

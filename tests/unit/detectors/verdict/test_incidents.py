@@ -668,7 +668,9 @@ KILLED = replace(candidate("crash", 1, onset_s=START_S + 5.0, hard=True), reason
 def test_what_a_leak_ends_in_is_one_incident_with_it(leak: Candidate, end: Candidate) -> None:
     """However long it took; what the other ranks say of that end is part of it, too."""
     story = Story()
+    story.progress(0.0)
     story.at(0.0, leak)
+    story.progress(5.0)
     (ended,) = story.at(6.0, end, leak)
     assert (ended.kind, ended.severity, ended.state) == ("memory_leak", "sev2", "updated")
     assert ended.evidence["followed"] == [f"{end.kind}: {end.reason}"]
