@@ -146,9 +146,12 @@ class EngineHandler:
             self._memory.forget(now_s - MEMORY_S)
             self._acting.forget()
             self._unplanned &= self._memory.cases.keys()
-        latched, lasting = len(self._memory.latches.standing()), sum(c.open for c in self._memory.cases.values())
+        latched, lasting = (
+            len(self._memory.latches.standing()),
+            sum(c.wants_action for c in self._memory.cases.values()),
+        )
         self._metrics.gauge("latched", "Jobs (all of them as one) whose evictions wait for a person's reset.", latched)
-        self._metrics.gauge("open_incidents", "Incidents that last now.", lasting)
+        self._metrics.gauge("open_incidents", "Incidents that last now, or whose job is down by them.", lasting)
         return self._outbox.empty()
 
     def _apply(self, memory: EngineState, message: Message) -> bool:

@@ -49,7 +49,7 @@ def cancel_reason(
     """Why the launcher should not hear of `action`, which was begun, any more; None if it should."""
     if (stopped_by := memory.stopped_by(action.job)) is not None:
         return f"all acting was stopped by {stopped_by}"
-    if not case.open and not action.plan.get("after_close"):
+    if not case.wants_action and not action.plan.get("after_close"):
         return "the incident closed"
     word = memory.nodes.cleared(memory.accused_in(case.incident.id), case.first_said_s)
     if action.kind in NODES_OUT and word is not None:

@@ -141,11 +141,12 @@ class NodeStates:
         why, job = f"{incident.kind} ({incident.severity}): {incident.reason}", incident.job
         blamed = Moment(incident.opened_at_s, "blamed", why, job=job, id=incident.id)
         node.moments.setdefault((incident.id, "blamed"), blamed)
-        if incident.state != "closed":
+        if incident.wants_action:
             first_s = node.accused.get(incident.id, (at_s, incident))[0]
             node.accused[incident.id] = (first_s, incident)
         else:
             node.accused.pop(incident.id, None)
+        if incident.state == "closed":
             ended_s = incident.closed_at_s or incident.updated_at_s
             node.moments[incident.id, "closed"] = Moment(ended_s, "incident closed", why, job=job, id=incident.id)
 

@@ -41,9 +41,9 @@ class IncidentState:
         self.apply(incident)
 
     @property
-    def open(self) -> bool:
-        """Whether the incident still lasts."""
-        return self.incident.state != "closed"
+    def wants_action(self) -> bool:
+        """Whether something may be done about it: it lasts, or it closed only as all ranks have ended."""
+        return self.incident.wants_action
 
     def apply(self, incident: IncidentRecord, ladder: Ladder | None = None) -> None:
         """A newer revision, with a `ladder` if of another kind. Damaged evidence leaves the last good one in place."""
@@ -181,9 +181,9 @@ class EngineState:
         return None if case is None else next((s.node for s in case.incident.suspects if s.node is not None), None)
 
     def accused(self, job: str) -> Iterator[tuple[IncidentState, str]]:
-        """Open cases of `job` and the node that each accuses, but for nodes that a person has called healthy since."""
+        """Cases of `job` that want an action and the node that each accuses, but for those called healthy since."""
         for name, case in self.cases.items():
-            node = self.accused_in(name) if case.open and case.incident.job == job else None
+            node = self.accused_in(name) if case.wants_action and case.incident.job == job else None
             if node is not None and self.nodes.cleared(node, case.first_said_s) is None:
                 yield case, node
 
@@ -200,7 +200,9 @@ class EngineState:
         self.silences.forget(before_s)
         self.nodes.forget(before_s)
         self.adoptions.forget({action.job for action in self.under_way.values()})
-        past = {name for name, case in self.cases.items() if not case.open and case.incident.updated_at_s < before_s}
+        past = {
+            name for name, case in self.cases.items() if not case.wants_action and case.incident.updated_at_s < before_s
+        }
         for name in past | (self._of_cause.keys() - self.cases.keys()):
             if any(self.actions[action].at_s >= before_s for action in self._of_cause.get(name, ())):
                 continue  # brakes count what was done since

@@ -14,7 +14,7 @@ from trainwarden.actions.brakes.history import NODES_OUT, carried_out, ended_s
 from trainwarden.actions.brakes.nodes import targets
 from trainwarden.actions.nodes.past import cleared_text
 from trainwarden.actions.remedies.by_launcher import out_already
-from trainwarden.actions.remedies.table import EvictNode, RestartProcess, Validate
+from trainwarden.actions.remedies.table import EvictNode, Validate
 from trainwarden.actions.remedies.view import Intent, PlanningContext
 from trainwarden.actions.validation.question import question
 from trainwarden.records import ActionKind, ActionRecord
@@ -104,8 +104,8 @@ def validate(view: PlanningContext, rung: Validate) -> Intent | None:
 def _down(view: PlanningContext) -> bool:
     """Whether some incident of the job asks for a restart: its ranks are gone, or stand still for ever."""
     job, remedies = view.case.incident.job, view.rules.remedies
-    of_job = (case.incident for case in view.memory.cases.values() if case.open and case.incident.job == job)
-    return any(remedies.find(incident.kind, RestartProcess) is not None for incident in of_job)
+    of_job = (case.incident for case in view.memory.cases.values() if case.wants_action and case.incident.job == job)
+    return any(remedies.restart_of(incident) is not None for incident in of_job)
 
 
 def asks_again(view: PlanningContext) -> bool:

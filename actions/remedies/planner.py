@@ -40,7 +40,7 @@ def _next(view: PlanningContext) -> Intent | None:
     incident = view.case.incident
     if view.now_s - incident.updated_at_s > view.rules.config.stale_s and not view.held():
         return None
-    if not view.case.open:
+    if not view.case.wants_action:
         return _withdrawn(view) or _relief(view)
     rung = _in_turn(view)
     return None if rung is None else _by(view, rung)

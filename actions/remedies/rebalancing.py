@@ -95,4 +95,4 @@ def _relieved(view: PlanningContext, rung: Rebalance, action: ActionRecord) -> b
 
 def _others_open(view: PlanningContext) -> bool:
     job, kind = view.case.incident.job, view.case.incident.kind
-    return any(c.open and c.incident.job == job and c.incident.kind == kind for c in view.memory.cases.values())
+    return any(c.wants_action and c.incident.job == job and c.incident.kind == kind for c in view.memory.cases.values())

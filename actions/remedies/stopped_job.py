@@ -23,6 +23,8 @@ from trainwarden.records import ActionRecord
 def restart(view: PlanningContext, rung: RestartProcess) -> Intent | None:
     """Restart in place, and again if that did not last."""
     incident = view.case.incident
+    if view.rules.remedies.restart_of(incident) is None:
+        return None
     intent = Intent(
         id=view.next_id("restart"),
         kind="restart_process",
@@ -74,7 +76,8 @@ def _after_opening(view: PlanningContext, action: ActionRecord) -> bool:
     incident, whose = view.case.incident, view.memory.cases.get(action.cause)
     if action.incident == incident.id:
         return True
-    if whose is not None and (closed_s := whose.incident.closed_at_s) is not None and closed_s < incident.opened_at_s:
+    closed_s = None if whose is None or whose.wants_action else whose.incident.closed_at_s
+    if closed_s is not None and closed_s < incident.opened_at_s:
         return False
     said_s, first_said_s = view.memory.said_s.get(action.id), view.case.first_said_s
     later = said_s is None or (first_said_s is not None and said_s >= first_said_s)
@@ -143,7 +146,7 @@ def _another(view: PlanningContext, node: str) -> bool:
         if out is not None and out.after_restarts is None and remedies.find(kind, Validate) is None:
             return True
         later = (case.first_said_s or 0.0) > (own.first_said_s or 0.0)
-        if later and remedies.find(kind, RestartProcess) is not None:
+        if later and remedies.restart_of(case.incident) is not None:
             return True
     return False
 

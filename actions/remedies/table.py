@@ -13,7 +13,7 @@ import msgspec
 
 from trainwarden.actions.planners.ladder import Ladder, Strategy
 from trainwarden.errors import ConfigError
-from trainwarden.records import ActionKind, IncidentKind, Severity
+from trainwarden.records import ActionKind, IncidentKind, IncidentRecord, Severity
 from trainwarden.settings import Config, parse
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=30 * 86_400.0)]
@@ -150,6 +150,11 @@ class Remedies:
     def find(self, kind: IncidentKind, rung: type[R]) -> R | None:
         """The rung of that type against `kind`, if there is one."""
         return next((found for found in self.rungs(kind) if isinstance(found, rung)), None)
+
+    def restart_of(self, incident: IncidentRecord) -> RestartProcess | None:
+        """The rung by which `incident` has its job started again: that of a leak once it has ended its rank."""
+        waits = incident.kind == "memory_leak" and not incident.evidence.get("followed")
+        return None if waits else self.find(incident.kind, RestartProcess)
 
     def ladder(self, kind: IncidentKind) -> Ladder:
         """A new incident's ladder: what it has cost so far against what its remedies cost."""

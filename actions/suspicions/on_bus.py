@@ -113,7 +113,7 @@ class SuspicionsOnBus:
         now_s = self._clock.now_s()
         past = [a for a in memory.of_job(self._job) if a.kind == "validate" and carried_out(a)]
         for case in memory.cases.values():
-            rung = self._remedies.find(case.incident.kind, Validate) if case.open else None
+            rung = self._remedies.find(case.incident.kind, Validate) if case.wants_action else None
             rested_s = max(map(ended_s, past), default=float("-inf"))
             if rung is None or now_s - rested_s < rung.rest_s or memory.silences.over(case.incident, now_s) is not None:
                 continue

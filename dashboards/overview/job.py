@@ -165,7 +165,7 @@ class JobOverview:
         if known is None:
             self.incidents_total[record.kind, record.severity] += 1
         self.incidents[record.id] = record
-        if record.state == "closed":
+        if not record.wants_action:  # alerts last while a job is down by it
             self._open.pop(record.id, None)
         else:
             self._open[record.id] = record

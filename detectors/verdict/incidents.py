@@ -24,6 +24,7 @@ from trainwarden.detectors.verdict.revisions import (
     covers,
     echoes,
     explains,
+    is_ended_leak,
     moved,
     overlap,
     roots,
@@ -76,7 +77,7 @@ class IncidentTracker:
         known = self._open.get(record.id)
         if any(one.id == record.id and one.revision >= record.revision for one in self._closed):
             return  # the bus does not know yet
-        if record.state == "closed":
+        if not record.wants_action:
             self._open.pop(record.id, None)
             self._closed = [*self._closed[-KEEP_CLOSED:], record]
         elif known is None:
@@ -105,7 +106,7 @@ class IncidentTracker:
 
     @property
     def open(self) -> list[IncidentRecord]:
-        """What is open now."""
+        """What is open now, or unresolved."""
         return [entry.record for entry in self._open.values()]
 
     @property
@@ -248,10 +249,13 @@ class IncidentTracker:
         if changed is not None:
             changed = evidenced(changed, window)
             entry.evidence_s = window.now_s
+            if changed.state == "closed" and window.live.any():
+                changed = _reopened(changed)
+            if changed.state != "closed":
+                changed = msgspec.structs.replace(changed, state="updated" if entry.published else "opened")
             entry.record = msgspec.structs.replace(
-                changed, state="updated" if entry.published else "opened", revision=record.revision + 1,
-                updated_at_s=window.now_s, votes=_scores(votes),
-            )  # fmt: skip
+                changed, revision=record.revision + 1, updated_at_s=window.now_s, votes=_scores(votes)
+            )
         if not live or (entry.published and not worth_telling):
             return []
         entry.published = True
@@ -265,6 +269,11 @@ class IncidentTracker:
             quiet_s = window.now_s - entry.supported_s
             over = quiet_s >= self._config.close_after_s
             left = gone and (bool(window.ended_cleanly.all()) or not _acted_on(entry.record))
+            if gone and not left and entry.record.state != "closed":
+                closed = entry.record = _ended(entry.record, window.now_s, ALL_GONE, unresolved=True)
+                if entry.published:
+                    (out if live else self._ended).append(closed)
+                continue
             if left:
                 over = True
             elif window.finished:
@@ -295,17 +304,30 @@ class IncidentTracker:
     def _close(self, key: str, now_s: float, why: str) -> IncidentRecord:
         """Close an incident; `why` is empty where its signs are gone."""
         record = self._open.pop(key).record
-        closed = msgspec.structs.replace(
-            record, state="closed", revision=record.revision + 1, updated_at_s=now_s, closed_at_s=now_s,
-            evidence={**record.evidence, "closed": why} if why else record.evidence,
-        )  # fmt: skip
+        closed = _ended(_reopened(record) if not why else record, now_s, why, unresolved=False)
         self._closed = [*self._closed[-KEEP_CLOSED:], closed]
         return closed
 
 
+def _ended(record: IncidentRecord, now_s: float, why: str, *, unresolved: bool) -> IncidentRecord:
+    """`record` closed; what is closed already keeps when it was, and why."""
+    evidence = {**record.evidence, "closed": record.evidence.get("closed", why)} if why else record.evidence
+    return msgspec.structs.replace(
+        record, state="closed", revision=record.revision + 1, updated_at_s=now_s, evidence=evidence,
+        closed_at_s=now_s if record.closed_at_s is None else record.closed_at_s, unresolved=unresolved,
+    )  # fmt: skip
+
+
+def _reopened(record: IncidentRecord) -> IncidentRecord:
+    """`record` of a job that was started again, as it was before all its ranks had ended."""
+    evidence = {name: value for name, value in record.evidence.items() if name != "closed"}
+    return msgspec.structs.replace(record, state="updated", closed_at_s=None, unresolved=False, evidence=evidence)
+
+
 def _acted_on(record: IncidentRecord) -> bool:
     """True if an engine may be at work on what has ended the ranks: a launcher may start them on other nodes."""
-    return family_of(record.kind) == "failure" or record.kind in DEVICE_KINDS - {"host_contention", "memory_leak"}
+    mere = record.kind == "host_contention" or (record.kind == "memory_leak" and not is_ended_leak(record))
+    return not mere and (family_of(record.kind) == "failure" or record.kind in DEVICE_KINDS)
 
 
 def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:
@@ -316,7 +338,12 @@ def incident_id(job: str, candidate: Candidate, onset_s: float) -> str:
 
 
 def _echoes(candidate: Candidate, record: IncidentRecord, window: Window) -> bool:
-    """Whether `candidate` is an echo of `record`: a hang only if no step was made since that was opened."""
+    """Whether `candidate` is an echo of `record`: a hang only if no step was made since that was opened.
+
+    A leaking rank makes steps until its memory has run out.
+    """
+    if record.kind == "memory_leak":
+        return record.wants_action and echoes(candidate, record)
     if candidate.family == "slow":
         return record.state != "closed" and echoes(candidate, record)
     stands = record.opened_step is None or not len(window.steps)

@@ -23,6 +23,8 @@ DEVICE_KINDS: Final = frozenset(
         "host_contention", "memory_leak",
     }
 )  # fmt: skip
+_ENDS_OF_LEAKS: Final = {"out_of_memory": "rank_", "cuda_out_of_memory": "gpu_"}  # and whose memory has run out then
+_KILLED: Final = "killed by SIGKILL"  # by the kernel, where a control group has no memory left
 _SEEN_OF_HANGS: Final = frozenset({"hang", "collective_mismatch"})
 PAUSE: Final = "rank_pause_seconds"
 """The metric that votes on phases blame: by it an incident of a stalled phase is known from one of a log line."""
@@ -32,6 +34,8 @@ def better(record: IncidentRecord, candidate: Candidate, known: bool) -> Inciden
     """`record` with what `candidate` knows better; None if that is nothing. `known`: it rests on facts already."""
     if echoes(candidate, record):
         return _followed(record, candidate)
+    if record.kind in _ENDS_OF_LEAKS and roots(candidate, record):
+        return _led_to(record, candidate)
     more_specific = KIND_ORDER.index(candidate.kind) < KIND_ORDER.index(record.kind)
     same_family = family_of(record.kind) == candidate.family
     if PAUSE in candidate.metrics and same_family:
@@ -99,7 +103,31 @@ def _followed(record: IncidentRecord, candidate: Candidate) -> IncidentRecord | 
     news = f"{candidate.kind}: {candidate.reason}"
     if len(told) >= MAX_FOLLOWED or any(one.partition(": ")[0] == candidate.kind for one in told):
         return None
-    return msgspec.structs.replace(record, evidence={**record.evidence, "followed": [*told, news]})
+    graver = min(record.severity, candidate.severity) if record.kind == "memory_leak" else record.severity
+    return msgspec.structs.replace(record, severity=graver, evidence={**record.evidence, "followed": [*told, news]})
+
+
+def _led_to(record: IncidentRecord, leak: Candidate) -> IncidentRecord:
+    """`record`, of memory that has run out, as what `leak` has led to."""
+    evidence = {**record.evidence, "followed": [f"{record.kind}: {record.reason}"]}
+    return msgspec.structs.replace(
+        _with(record, leak), onset_s=leak.onset_s, onset_step=leak.onset_step, evidence={**evidence, **leak.evidence}
+    )
+
+
+def is_ended_leak(record: IncidentRecord) -> bool:
+    """True if `record` is of a leak that has ended its rank."""
+    return record.kind == "memory_leak" and bool(record.evidence.get("followed"))
+
+
+def _ends_leak(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if `candidate` is the end of a rank by the leak that `record` tells of, or what came of that end."""
+    if is_ended_leak(record) and candidate.family == "failure":
+        return True
+    if not overlap(candidate.suspects, record.suspects, ("rank",)):
+        return False
+    whose = "rank_" if candidate.kind == "crash" and _KILLED in candidate.reason else _ENDS_OF_LEAKS.get(candidate.kind)
+    return whose is not None and any(name.startswith(whose) for name in record.metrics)
 
 
 def _with(record: IncidentRecord, candidate: Candidate) -> IncidentRecord:
@@ -209,8 +237,11 @@ def overlap(left: tuple[Suspect, ...], right: tuple[Suspect, ...], fields: tuple
 def echoes(candidate: Candidate, record: IncidentRecord) -> bool:
     """True if `candidate` is at most what came of `record`, an incident of another family that names the root.
 
-    Ranks hang that wait for one whose process has failed, as by a full disk; a job is slow of whose ranks one leaks.
+    Ranks hang that wait for one whose process has failed, as by a full disk; a job is slow of whose ranks one leaks,
+    and that rank runs out of memory.
     """
+    if record.kind == "memory_leak" and candidate.family == "failure":
+        return record.wants_action and _ends_leak(candidate, record)  # it may take days
     began_s = record.onset_s if record.onset_s is not None else record.opened_at_s
     if candidate.onset_s is None or not -SAME_CAUSE_S <= candidate.onset_s - began_s <= ECHO_S:
         return False
@@ -223,7 +254,10 @@ def echoes(candidate: Candidate, record: IncidentRecord) -> bool:
 
 
 def roots(candidate: Candidate, record: IncidentRecord) -> bool:
-    """True if `candidate` is the root of `record`, which was opened first: a leak of what could only be called slow."""
+    """True if `candidate` is the root of `record`, which was opened first: a leak of what it made slow or ended."""
+    if candidate.kind == "memory_leak" and (whose := _ENDS_OF_LEAKS.get(record.kind)) is not None:
+        mine = any(name.startswith(whose) for name in candidate.metrics)
+        return mine and overlap(candidate.suspects, record.suspects, ("rank",))
     if candidate.kind != "memory_leak" or record.kind not in ("slow_job", "slow_compute") or candidate.onset_s is None:
         return False
     began_s = record.onset_s if record.onset_s is not None else record.opened_at_s

@@ -95,6 +95,7 @@ SITUATIONS: Final = (
         "slow-rank", "incident", frozenset({"slow_compute", "slow_job"}), (0,), names_rank=True
     ),
     _fails("leak", "memory_leak", codes=(0,), wants_torch=True),
+    _fails("leak-to-end", "memory_leak", wants_torch=True),
     _fails("disk-full", "storage", "checkpoint", wants_torch=True),
     Situation("nan-loss", "incident", frozenset({"silent_corruption", "exception"}), (0,), wants_torch=True),
     Situation("clean", "healthy", codes=(0,)),

@@ -16,12 +16,12 @@ RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 GUILTY = WORLD - 1 == RANK
 FOLDER = Path(os.environ.get("FIRST_HOUR_FOLDER", "."))
 STEPS = {
-    "slow-rank": 160, "leak": 1_200, "hang": 10_000, "load-8": 120, "ctrl-c": 3_000, "sigterm": 3_000,
-    "detector-killed": 200,
+    "slow-rank": 160, "leak": 1_200, "leak-to-end": 3_000, "hang": 10_000, "load-8": 120, "ctrl-c": 3_000,
+    "sigterm": 3_000, "detector-killed": 200,
 }  # fmt: skip
 LATE, EVERY = 25, 20
 STEP_S = 0.1
-LEAKED = 1 << 20
+LEAKED, LEAKED_STEPS = 1 << 20, 900
 SLOWER = 4.0
 _NEW_MOUNTS = 0x00020000  # CLONE_NEWNS of <sched.h>
 
@@ -65,7 +65,9 @@ class Faults:
         """Do what is due at `step`."""
         if step == LATE and not self._what.startswith("loader-"):
             at_fault()
-        if self._what == "leak":
+        if self._what == "leak-to-end" and step == LATE:
+            limit_memory(LEAKED * LEAKED_STEPS)
+        if self._what.startswith("leak"):
             self._leaked.append(bytearray(os.urandom(1024) * (LEAKED // 1024)))
         elif self._what == "slow-rank" and step >= LATE:
             time.sleep((SLOWER - 1.0) * STEP_S)
@@ -86,6 +88,14 @@ class Faults:
         if self._what == "hang":
             while True:
                 time.sleep(1.0)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process have `more` bytes and no further, as a container does."""
+    import resource
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))
 
 
 def little_disk() -> Path:

@@ -71,6 +71,8 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Verdicts of one cause joined, one per problem; updates are revisions. `told_late_s`: nobody was there in time.
 
     `attempt` is the newest start of the job's ranks that had been heard of when it was opened, counted from 0.
+    `unresolved`: closed only as all ranks have ended, so that an action is wanted as long as it was before. A later
+    revision without it says that the job trains again or is over; one that is not closed, that it failed again.
     """
 
     id: str
@@ -93,6 +95,12 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
     evidence: dict[str, Any] = msgspec.field(default_factory=dict)
     told_late_s: float | None = None
     attempt: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    unresolved: bool = False
+
+    @property
+    def wants_action(self) -> bool:
+        """Whether something may be done about it: it lasts, or what has ended all ranks is not mended yet."""
+        return self.state != "closed" or self.unresolved
 
 
 class SamplingRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="sampling"):

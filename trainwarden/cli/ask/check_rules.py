@@ -194,7 +194,7 @@ def _open_incidents(bus: Bus, job: str | None) -> list[IncidentRecord]:
             known = newest.get(record.id)
             if known is None or record.revision >= known.revision:
                 newest[record.id] = record
-    return [record for record in newest.values() if record.state != "closed"]
+    return [record for record in newest.values() if record.wants_action]
 
 
 def _ended(bus: Bus, job: str | None, now_s: float) -> frozenset[str]:

@@ -13,7 +13,7 @@ from trainwarden.errors import ConfigError, NotJudged
 from trainwarden.protocols import Bus
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import DEFAULT_BUS, Settings, load
-from trainwarden.topics import INCIDENTS, VERDICTS
+from trainwarden.topics import EVENTS, INCIDENTS, VERDICTS
 
 
 @contextmanager
@@ -40,11 +40,27 @@ def open_bus(bus: str | None, config: Path | None, job: str | None = None) -> It
 
 
 def address_of(bus: str | None, settings: Settings, job: str | None) -> str:
-    """The bus that a question is about: as said, as set, or that of the newest kept run (of `job`)."""
+    """The bus that a question is about: as said, as set, or that of the newest kept run (of `job`).
+
+    A bus that ``up`` has left in this folder hides no kept run of a job that it does not know.
+    """
     address = bus or settings.bus
-    if bus is None and address == DEFAULT_BUS and not Path(DEFAULT_BUS.partition(":")[2]).exists():
+    if bus is None and address == DEFAULT_BUS and not _is_known(job):
         address = next((run.bus for run in kept_runs.kept() if job in (None, run.about.job)), address)
     return address
+
+
+def _is_known(job: str | None) -> bool:
+    """Whether the bus of this folder is there, and knows of `job` if one is named."""
+    if not Path(DEFAULT_BUS.partition(":")[2]).exists():
+        return False
+    if job is None:
+        return True
+    connected = buses.connect(DEFAULT_BUS, Settings().kafka)
+    try:
+        return any(message.key == job for topic in (VERDICTS, EVENTS, INCIDENTS) for message in connected.read(topic))
+    finally:
+        connected.close()
 
 
 def addresses_of(bus: str | None, config: Path | None, job: str | None) -> list[str]:

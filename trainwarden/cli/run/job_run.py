@@ -331,22 +331,28 @@ class JobRun:
     def _conclude(self, exit_code: int | None) -> list[dict[str, Any]]:
         """All incidents: a failed command has one whatever the detector did; those of a run that is over close."""
         view = self.follower.view
-        known = [one for one in view.incidents.values() if one.state != "closed" or not self._lost]
-        if exit_code and not self.interrupted and not known and self._end is not None:
+        if exit_code and not self.interrupted and not self._known() and self._end is not None:
             self._judge_end(self._end)
         if self._end is not None and "detector" in self._services:
             how = f"was stopped by {self.interrupted}" if self.interrupted else f"ended with exit code {exit_code}"
-            for one in [one for one in view.incidents.values() if one.state != "closed"]:
+            for one in [one for one in view.incidents.values() if one.wants_action]:
                 self._publish(closed(one, time.time(), f"the job {how}"))
         return view.incident_objects()
 
+    def _known(self) -> list[IncidentRecord]:
+        """What was found of the job, but for what a detector has closed that is not there any more."""
+        return [one for one in self.follower.view.incidents.values() if one.state != "closed" or not self._lost]
+
     def _judge_end(self, end: EventRecord) -> None:
+        """Judge by what the run has left, unless its detector was only late: on a busy host this look takes seconds."""
         try:
             found = last_look(self.run_dir, end)
         except Exception as error:  # noqa: BLE001 - what broke the detector may break this too
             log.warning("end not judged", extra={"fields": {"error": f"{type(error).__name__}: {error}"}})
             found = []
-        for one in found or [bare_incident(end)]:
+        with suppress(Exception):  # whatever a follower breaks of is said by then
+            self.follower.poll(0.0)
+        for one in [] if self._known() else found or [bare_incident(end)]:
             self._publish(one)
 
     def _publish(self, record: IncidentRecord) -> None:

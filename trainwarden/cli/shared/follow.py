@@ -211,9 +211,10 @@ class Follower:
         if not isinstance(record, IncidentRecord):
             return isinstance(record, ActionRecord)
         known = self.view.incidents.get(record.id)
-        if known is None or record.state != "updated":
-            return known is None or record.revision > known.revision
-        return (record.kind, record.reason) != (known.kind, known.reason)
+        if known is None or record.revision <= known.revision:
+            return known is None
+        ends_or_begins = (record.state == "closed") != (known.state == "closed") or record.state == "opened"
+        return ends_or_begins or (record.kind, record.reason) != (known.kind, known.reason)
 
     def close(self) -> None:
         """Leave the bus. Safe twice."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -229,6 +229,41 @@ def test_what_a_person_denies_is_not_done_and_not_asked_again() -> None:
     assert [outcome for _, outcome in rig.story()] == ["proposed", "skipped"]
     assert "denied by someone" in rig.bus.actions()[-1].why
     assert rig.launcher.asked == []
+
+
+def test_the_end_of_all_ranks_closes_an_incident_and_cancels_no_restart() -> None:
+    """A person may approve it long after; once the job trains again, or is over, it is withdrawn."""
+    rig = Rig(mode="confirm")
+    rig.tell(incident := rig.incident())
+    rig.clock.sleep(8.0)
+    rig.tell(rig.closed(incident, unresolved=True, evidence={"closed": "all ranks have ended"}))
+    rig.restart_engine()
+    rig.tick(60.0)
+    assert rig.story() == [("i1/restart/1", "proposed")]
+    rig.tell(rig.command("approve", "i1/restart/1"))
+    assert rig.launcher.asked == [("restart", "i1/restart/1")]
+    assert rig.story()[-1] == ("i1/restart/1", "done")
+
+
+def test_a_proposal_is_withdrawn_when_what_has_ended_all_ranks_is_resolved() -> None:
+    rig = Rig(mode="confirm")
+    rig.tell(incident := rig.incident())
+    rig.tell(closed := rig.closed(incident, unresolved=True))
+    rig.tell(rig.closed(closed, unresolved=False))
+    assert rig.story() == [("i1/restart/1", "proposed"), ("i1/restart/1", "skipped")]
+
+
+@pytest.mark.parametrize("mode", ["auto", "observe"])
+def test_a_leak_asks_for_a_restart_once_it_has_ended_its_rank(mode: Literal["auto", "observe"]) -> None:
+    rig = Rig(mode=mode)
+    rig.launcher.phase = "running"
+    rig.tell(leak := rig.incident(kind="memory_leak", reason="rank 2 leaks"))
+    rig.tick(60.0)
+    assert [name for name, _ in rig.story()] == ["i1/person/1"]
+    rig.launcher.phase = "failed"
+    rig.tell(rig.later(leak, evidence={"followed": ["out_of_memory: rank 2 has no memory left"]}))
+    rig.tick(1.0)
+    assert rig.story()[-1] == ("i1/restart/1", "done" if mode == "auto" else "proposed")
 
 
 def test_a_proposal_is_withdrawn_when_its_incident_closes() -> None:
@@ -562,7 +597,7 @@ def test_an_incident_reopened_by_an_old_revision_stays_closed() -> None:
     rig.tell(rig.closed(incident))
     rig.clock.sleep(1.0)
     rig.tell(rig.later(incident, revision=0))
-    assert not rig.engine._memory.cases["i1"].open
+    assert not rig.engine._memory.cases["i1"].wants_action
 
 
 def test_an_action_that_ended_cannot_start_again_by_a_late_record() -> None:

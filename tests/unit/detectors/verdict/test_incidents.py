@@ -545,24 +545,94 @@ def test_where_steps_are_told_a_failure_lasts_until_they_go_on() -> None:
     assert [one.kind for one in story.joiner.open] == ["out_of_memory"]
 
 
-@pytest.mark.parametrize(("kind", "code", "closes"), [
-    ("slow_compute", 1, True), ("memory_leak", 1, True), ("crash", 1, False), ("gpu_lost", 1, False), ("hang", 0, True),
-])  # fmt: skip
-def test_where_all_ranks_are_gone_what_only_they_could_show_is_closed_with_the_reason(
-    kind: IncidentKind, code: int, closes: bool
-) -> None:
-    """What has ended them stays open where they may be started again: an engine may be at work on it."""
-    story, found = Story(), candidate(kind, 0)
-    job = Job(ranks=2).run(5, start_s=START_S - 8.0)
-    for _, record in job.records:
+def all_gone(story: Story, found: Candidate, code: int = 1) -> None:
+    """Two ranks that have ended a second after `found` was."""
+    for _, record in Job(ranks=2).run(5, start_s=START_S - 8.0).records:
         story.state.feed(record)
     story.at(0.0, found)
     for rank in range(2):
         story.state.feed(event("process_exit", START_S + 1.0, rank, code=code))
+
+
+def again(story: Story, after_s: float, steps: int) -> None:
+    """Both ranks are started again, and make `steps`."""
+    for rank in range(2):
+        story.state.feed(event("process_start", START_S + after_s, rank))
+    for _, record in Job(ranks=2, life=1).run(steps, start_s=START_S + after_s).records:
+        story.state.feed(record)
+
+
+@pytest.mark.parametrize(("kind", "code", "unresolved"), [
+    ("slow_compute", 1, False), ("memory_leak", 1, False), ("crash", 1, True), ("gpu_lost", 1, True),
+    ("hang", 0, False),
+])  # fmt: skip
+def test_where_all_ranks_are_gone_incidents_are_closed_with_the_reason(
+    kind: IncidentKind, code: int, unresolved: bool
+) -> None:
+    """What has ended them is closed, too, and an engine may go on with it: they may be started again."""
+    story, found = Story(), candidate(kind, 0)
+    all_gone(story, found, code)
     for after_s in (1.5, 3.0, 7.0):
         assert story.at(after_s, found) == []
-    closed = [one for one in story.at(9.0, found) if one.state == "closed"]
-    assert [one.evidence.get("closed") for one in closed] == (["all ranks have ended"] if closes else [])
+    (closed,) = (one for one in story.at(9.0, found) if one.state == "closed")
+    assert (closed.evidence.get("closed"), closed.unresolved) == ("all ranks have ended", unresolved)
+    assert (closed.closed_at_s, closed.wants_action) == (START_S + 9.0, unresolved)
+    assert story.at(20.0, found) == []
+
+
+def test_what_is_learnt_of_an_ended_job_later_is_told_of_the_closed_incident() -> None:
+    story = Story()
+    all_gone(story, candidate("crash", 0, hard=True))
+    story.at(3.0)
+    story.at(11.0)
+    (better,) = story.at(12.0, candidate("out_of_memory", 0, onset_s=START_S, hard=True))
+    assert (better.state, better.kind, better.unresolved) == ("closed", "out_of_memory", True)
+    assert better.closed_at_s == START_S + 11.0
+
+
+def test_an_unresolved_incident_is_resolved_once_the_job_trains_again() -> None:
+    story = Story()
+    all_gone(story, candidate("crash", 0, hard=True))
+    story.at(3.0)
+    story.at(11.0)
+    again(story, 20.0, 8)
+    (resolved,) = story.at(31.0)
+    assert (resolved.state, resolved.revision, resolved.wants_action) == ("closed", 3, False)
+    assert "closed" not in resolved.evidence
+    assert resolved.closed_at_s == START_S + 31.0
+
+
+def test_an_unresolved_incident_lasts_again_where_the_job_fails_again_before_it_trains() -> None:
+    story = Story()
+    all_gone(story, candidate("crash", 0, hard=True))
+    story.at(3.0)
+    story.at(11.0)
+    again(story, 20.0, 1)
+    (lasts,) = story.at(22.0, candidate("out_of_memory", 0, onset_s=START_S + 21.5, hard=True))
+    assert (lasts.id, lasts.state, lasts.closed_at_s) == (story.told[0].id, "updated", None)
+    assert "closed" not in lasts.evidence
+
+
+def test_an_unresolved_incident_of_a_job_that_is_over_wants_nothing_any_more() -> None:
+    story = Story()
+    all_gone(story, candidate("crash", 0, hard=True))
+    story.at(3.0)
+    story.at(11.0)
+    (over,) = story.joiner.end(START_S + 900.0)
+    assert (over.state, over.wants_action, over.closed_at_s) == ("closed", False, START_S + 11.0)
+    assert over.evidence["closed"] == "all ranks have ended"
+
+
+def test_whoever_takes_over_knows_an_unresolved_incident() -> None:
+    story = Story()
+    all_gone(story, found := candidate("crash", 0, hard=True))
+    story.at(3.0)
+    (closed,) = story.at(11.0)
+    other = IncidentTracker("job", CONFIG)
+    other.resume(closed)
+    assert other.join([found], {}, story.window(12.0)) == []
+    (over,) = other.end(START_S + 900.0)
+    assert not over.wants_action
 
 
 def test_a_job_that_nobody_hears_of_any_more_leaves_nothing_open() -> None:
@@ -583,3 +653,64 @@ def test_an_incident_of_slowness_lends_a_rank_that_is_named_later_no_beginning(a
     assert told.onset_s == START_S + after_s
     ended = [one.id for one in story.at(3.5, named) if one.state == "closed"]
     assert ended == [first.id] * (incidents - 1)
+
+
+LEAK = replace(candidate("memory_leak", 1, onset_s=START_S - 3600.0), metrics=("rank_anonymous_memory_bytes",))
+OF_DEVICE = replace(LEAK, metrics=("gpu_memory_used_bytes",))
+NO_MEMORY = candidate("out_of_memory", 1, onset_s=START_S + 5.0, hard=True)
+KILLED = replace(candidate("crash", 1, onset_s=START_S + 5.0, hard=True), reason="rank 1 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(("leak", "end"), [
+    (LEAK, NO_MEMORY), (LEAK, KILLED),
+    (OF_DEVICE, candidate("cuda_out_of_memory", 1, onset_s=START_S + 5.0, hard=True)),
+])  # fmt: skip
+def test_what_a_leak_ends_in_is_one_incident_with_it(leak: Candidate, end: Candidate) -> None:
+    """However long it took; what the other ranks say of that end is part of it, too."""
+    story = Story()
+    story.progress(0.0)
+    story.at(0.0, leak)
+    story.progress(5.0)
+    (ended,) = story.at(6.0, end, leak)
+    assert (ended.kind, ended.severity, ended.state) == ("memory_leak", "sev2", "updated")
+    assert ended.evidence["followed"] == [f"{end.kind}: {end.reason}"]
+    story.at(7.0, candidate("hang", 0, onset_s=START_S + 5.5))
+    story.at(8.0, candidate("exception", 0, onset_s=START_S + 6.0, hard=True))
+    assert {one.id for one in story.told} == {ended.id}
+
+
+@pytest.mark.parametrize(("leak", "end"), [
+    (LEAK, candidate("out_of_memory", 0, onset_s=START_S + 5.0, hard=True)),
+    (LEAK, candidate("exception", 1, onset_s=START_S + 5.0, hard=True)),
+    (LEAK, candidate("crash", 1, onset_s=START_S + 5.0, hard=True)),
+    (LEAK, candidate("cuda_out_of_memory", 1, onset_s=START_S + 5.0, hard=True)),
+    (OF_DEVICE, NO_MEMORY),
+])  # fmt: skip
+def test_what_a_leak_does_not_explain_is_an_incident_of_its_own(leak: Candidate, end: Candidate) -> None:
+    story = Story()
+    story.at(0.0, leak)
+    assert [one.kind for one in story.at(6.0, end, leak) if one.state == "opened"] == [end.kind]
+
+
+def test_a_leak_that_is_known_after_the_end_is_its_root() -> None:
+    story = Story()
+    story.at(5.0, NO_MEMORY)
+    (root,) = story.at(6.0, NO_MEMORY, LEAK)
+    assert (root.kind, root.severity, root.onset_s) == ("memory_leak", "sev2", LEAK.onset_s)
+    assert root.evidence["followed"] == ["out_of_memory: because out_of_memory"]
+    assert story.at(7.0, NO_MEMORY, LEAK) == []
+
+
+def test_a_leak_that_is_over_explains_no_later_end() -> None:
+    story = Story()
+    story.at(0.0, LEAK)
+    assert [one.state for one in story.at(4.0)] == ["closed"]
+    assert [one.kind for one in story.at(6.0, NO_MEMORY)] == ["out_of_memory"]
+
+
+def test_of_a_leak_that_has_ended_all_ranks_the_restart_is_wanted() -> None:
+    story = Story()
+    all_gone(story, LEAK)
+    story.at(2.0, NO_MEMORY, LEAK)
+    (closed,) = (one for one in story.at(12.0, NO_MEMORY, LEAK) if one.state == "closed")
+    assert closed.unresolved

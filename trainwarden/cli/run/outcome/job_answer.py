@@ -101,7 +101,8 @@ def last_word(records: Iterable[IncidentRecord]) -> list[str]:
 def closed(record: IncidentRecord, now_s: float, why: str) -> IncidentRecord:
     """`record` at its end, with the reason."""
     return msgspec.structs.replace(
-        record, state="closed", revision=record.revision + 1, updated_at_s=now_s, closed_at_s=now_s,
+        record, state="closed", revision=record.revision + 1, updated_at_s=now_s, unresolved=False,
+        closed_at_s=now_s if record.closed_at_s is None else record.closed_at_s,
         evidence={**record.evidence, "closed": why},
     )  # fmt: skip
 

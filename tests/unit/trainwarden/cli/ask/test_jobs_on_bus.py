@@ -30,7 +30,7 @@ from trainwarden.records import (
     VerdictRecord,
     Vote,
 )
-from trainwarden.settings import RunsSettings
+from trainwarden.settings import DEFAULT_BUS, RunsSettings
 from trainwarden.topics import COMMANDS, INCIDENTS, topic_of
 
 NOW_S = 1_800_000_000.0
@@ -277,6 +277,9 @@ def test_a_run_is_known_after_its_command_has_ended(
     assert f"j: exit code 3, 10 steps, 1 incident(s); {run.path}" in said
     assert incidents(job="j") == 1
     assert report(out=tmp_path / "r.html") == 0
+    EmbeddedBus(DEFAULT_BUS.partition(":")[2]).close()  # as `up` leaves it in a folder
+    assert incidents(job="j") == 1
+    assert report(job="j", out=tmp_path / "r2.html") == 0
 
 
 def test_status_shows_the_layout(address: str, capsys: pytest.CaptureFixture[str]) -> None:

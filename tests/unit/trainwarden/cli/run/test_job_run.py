@@ -12,6 +12,7 @@ from trainwarden import rundir
 from trainwarden.cli.ask import runs
 from trainwarden.cli.run import job_run
 from trainwarden.cli.run.job_run import JobRun, settings_for
+from trainwarden.cli.run.outcome.last_look import last_look
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
@@ -129,6 +130,23 @@ def test_a_failed_command_has_an_incident_even_where_nothing_can_look_at_it(
     monkeypatch.setattr(job_run, "last_look", broken)
     (incident,) = Ended(tmp_path).result(9)["incidents"]
     assert (incident["kind"], incident["reason"]) == ("crash", "the command ended with exit code 9")
+
+
+def test_what_the_detector_finds_while_the_end_is_looked_at_is_not_told_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Ended(tmp_path)
+    late = IncidentRecord(id="late", job="j", kind="user_error", severity="sev2", state="opened", revision=1,
+                          opened_at_s=1.0, updated_at_s=1.0, reason="r")  # fmt: skip
+
+    def slow(*looked: Any) -> list[IncidentRecord]:
+        ended.run.bus.publish(INCIDENTS, "j", late)
+        ended.run.bus.flush()
+        return last_look(*looked)
+
+    monkeypatch.setattr(job_run, "last_look", slow)
+    assert [one["id"] for one in ended.result(1, TRACEBACK)["incidents"]] == ["late"]
+    assert {one.id for one in ended.incidents_on_bus()} == {"late"}
 
 
 @pytest.mark.parametrize("code", [130, 143, 129])

@@ -73,6 +73,11 @@ def test_a_person_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     bus = EmbeddedBus(str(tmp_path / "bus.db"))
     follower = Follower(bus, "j", lambda record: told.append(record_line(record)))
     revisions = [(0, "opened", "a"), (1, "updated", "a"), (2, "updated", "b"), (3, "updated", "b"), (4, "closed", "b")]
+    revisions += [
+        (5, "closed", "b"),
+        (6, "updated", "b"),
+        (7, "closed", "b"),
+    ]  # once all ranks had ended, till it is over
     for revision in [*revisions, revisions[0]]:
         bus.publish(INCIDENTS, "j", incident(*revision))
     bus.flush()
@@ -81,6 +86,8 @@ def test_a_person_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     bus.close()
     assert [line.split(" (")[0] for line in told] == [
         "[incident opened] hang sev2: a",
+        "[incident updated] hang sev2: b",
+        "[incident closed] hang sev2: b",
         "[incident updated] hang sev2: b",
         "[incident closed] hang sev2: b",
     ]
