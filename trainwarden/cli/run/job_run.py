@@ -25,6 +25,7 @@ from trainwarden.cli.run.outcome.job_answer import (
     last_word,
     said,
     service_lost,
+    service_unstarted,
     watched,
 )
 from trainwarden.cli.run.outcome.last_look import last_look
@@ -161,6 +162,7 @@ class JobRun:
         self.started_at_s = time.time()
         self._blind = self._followed = False
         self.interrupted: str | None = None
+        self._unstarted: dict[str, OSError] = {}
         self._lost: dict[str, Blind] = {}
         self._end: EventRecord | None = None
         self._page: PageBeside | None = None
@@ -184,7 +186,10 @@ class JobRun:
 
     def __enter__(self) -> Self:
         for service in self._services:
-            self.stack.start(service)
+            try:
+                self.stack.start(service)
+            except OSError as error:  # no process slot is left, or the interpreter may not be run by this user
+                self._unstarted[service] = error
         return self
 
     def __exit__(
@@ -266,13 +271,18 @@ class JobRun:
             voice.say(f"trainwarden: {why}; the command goes on")
 
     def _miss_services(self, voice: Voice) -> None:
-        """Report a service of ours that has ended while the command runs: from then on it judges nothing."""
+        """Report a service of ours that did not start, or has ended while the command runs: it judges nothing."""
         for name in self._services:
-            code = None if name in self._lost else self.stack.returncode(name)
-            if code is not None:
+            if name in self._lost:
+                continue
+            if (error := self._unstarted.get(name)) is not None:
+                self._lost[name] = service_unstarted(name, error)
+            elif (code := self.stack.returncode(name)) is not None:
                 after_s = time.time() - self.started_at_s
                 self._lost[name] = service_lost(name, code, self.stack.log_path(name), after_s)
-                voice.say(f"trainwarden: NOT JUDGED from now on: {self._lost[name]}; the command goes on")
+            else:
+                continue
+            voice.say(f"trainwarden: NOT JUDGED from now on: {self._lost[name]}; the command goes on")
 
     def drain(self, voice: Voice) -> None:
         """Follow until the job's end has been seen and judged, so that the last seconds count too.

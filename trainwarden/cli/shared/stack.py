@@ -118,6 +118,8 @@ class LocalStack:
         """
         self.limit_logs()
         for service in services:
+            if service not in self._processes:
+                raise NotJudged(f"{service} could not be started: {sys.executable}")
             code = self.returncode(service)
             if code is not None:
                 tail = self.log_path(service).read_text(errors="replace")[-2000:]

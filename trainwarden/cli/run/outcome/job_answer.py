@@ -127,6 +127,20 @@ def service_lost(name: str, code: int, log: Path, after_s: float) -> Blind:
     )
 
 
+def service_unstarted(name: str, error: OSError) -> Blind:
+    """Why nothing is judged where the process of service `name` could not be started.
+
+    Examples
+    --------
+    >>> service_unstarted("agent", PermissionError(13, "Permission denied", "/root/venv/bin/python")).reason
+    'the agent cannot be started: Permission denied: /root/venv/bin/python'
+    """
+    what = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+    return Blind(
+        f"the {name} cannot be started: {what}", "let this user run that program, or free processes and memory"
+    )
+
+
 def _last_line(path: Path) -> str:
     try:
         with path.open("rb") as file:

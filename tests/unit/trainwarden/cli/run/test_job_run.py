@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from trainwarden.cli.run.job_run import JobRun, settings_for
 from trainwarden.cli.run.outcome.last_look import last_look
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, NotJudged
 from trainwarden.records import IncidentRecord
 from trainwarden.settings import Settings
 from trainwarden.topics import INCIDENTS
@@ -184,6 +185,24 @@ def test_a_service_that_has_ended_is_said_at_once_and_at_the_end(
     assert "pip install numpy" in last
     assert made["answer"] == "not judged"
     assert ended.said.getvalue().count("from now on") == 1
+
+
+def test_a_service_that_cannot_be_started_is_said_and_the_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("")  # without the right to run it, as another user's interpreter
+    monkeypatch.setattr(sys, "executable", str(program))
+    ended = Ended(tmp_path, services=("agent", "detector"))
+    with ended.run as run:
+        made = ended.result(0)
+        with pytest.raises(NotJudged, match="agent could not be started"):
+            run.stack.check(("agent",))
+    lines = ended.said.getvalue().splitlines()
+    refused = f"cannot be started: Permission denied: {program}"
+    assert lines[0].startswith(f"trainwarden: NOT JUDGED from now on: the agent {refused}")
+    assert lines[1].startswith(f"trainwarden: NOT JUDGED from now on: the detector {refused}")
+    assert made["answer"] == "not judged"
 
 
 def test_incidents_of_a_run_that_is_over_are_closed_with_the_reason(tmp_path: Path) -> None:
