@@ -1,40 +1,89 @@
-"""Monitors one job in the detection service: its state, detectors and incidents."""
+"""Monitors one job in the detection service: its state, detectors and incidents.
+
+Decides when to sample a job's collective calls more densely: something is slow and no rank is named.
+
+Stragglers and slow links are told by calls of sampled steps, one step in 64 or so; of a job that has become slow the
+first verdict would take minutes. So the agents are asked, once in a while and for a few steps that lie ahead, to have
+the calls of every step stamped, the same steps in all ranks (`trainwarden.records.SamplingRecord`).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from trainwarden.detectors.calls.links import StepTraffic, TrafficTable
 from trainwarden.detectors.collectives.live import Dump, LiveCollectives
 from trainwarden.detectors.collectives.watchdog import WatchdogTimeout
 from trainwarden.detectors.detector_runner import DetectorRunner
 from trainwarden.detectors.job.board import HISTORY
+from trainwarden.detectors.job.common_mode import quiet_median
 from trainwarden.detectors.job.object_codec import ObjectCodec
 from trainwarden.detectors.job.packed import pack, unpack
 from trainwarden.detectors.job.samples import FamilySamples
 from trainwarden.detectors.job.state import JobState
 from trainwarden.detectors.job.step_assembly import Pending
-from trainwarden.detectors.job.window import LogLine, Window
+from trainwarden.detectors.job.window import LogLine, Window, job_duration_s
 from trainwarden.detectors.metrics.bundle.bundle import ModelBundle
 from trainwarden.detectors.metrics.scores import MetricScorer
 from trainwarden.detectors.metrics.shadow import Shadow
 from trainwarden.detectors.own_models.learner import Learn
 from trainwarden.detectors.own_models.own_models import OwnModels
 from trainwarden.detectors.protocol import Detector
-from trainwarden.detectors.sampling_requester import SamplingRequester
 from trainwarden.detectors.verdict.contention import excused
 from trainwarden.detectors.verdict.ensemble import SLOW_PHASES, Ensemble
 from trainwarden.detectors.verdict.incidents import IncidentTracker, OpenIncident
 from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.detectors.verdict.stacks import Stack, StackBoard
 from trainwarden.errors import DetectorError
-from trainwarden.records import Record, VerdictRecord
+from trainwarden.records import Record, SamplingRecord, VerdictRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
+
+STEPS: Final = 32  # sampled in a row; the detectors of calls need three at least, and dozens where much varies
+EVERY_S: Final = 600.0  # between two requests: with 32 steps of 1 s, a twentieth of all
+LEAD_S: Final = 5.0  # until every agent has heard of it: a window, the bus, and a second each to listen and to look
+_LEAST_LEAD: Final = 3  # steps
+_RECENT: Final = 16  # steps whose usual time counts
+_SLOW: Final = frozenset({"slow_job", "slow_compute", "slow_link", "congestion"})
+_NOT_YET: Final = frozenset({"start", "restart", "ended"})
+
+
+class SamplingRequester:
+    """Asks for denser samples of one job.
+
+    Parameters
+    ----------
+    job : str
+    """
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._asked_s = float("-inf")
+
+    def ask(self, window: Window, votes: Mapping[str, Vote]) -> SamplingRecord | None:
+        """A request, if these votes call for one and none was made lately."""
+        slow = [vote for vote in votes.values() if vote.opinion == "anomalous" and vote.kind in _SLOW]
+        named = any(vote.verified and vote.suspects for vote in slow)
+        lately = 0.0 <= window.now_s - self._asked_s < EVERY_S
+        if not slow or named or lately or window.phase in _NOT_YET:
+            return None
+        if window.counts is None or not window.counts.comm.size or not len(window.steps):
+            return None  # no rank tells of calls
+        step_s = float(quiet_median(job_duration_s(window, slice(-_RECENT, None))))
+        if not np.isfinite(step_s) or step_s <= 0.0:
+            return None
+        self._asked_s = window.now_s
+        first = int(window.steps[-1]) + max(_LEAST_LEAD, 1 + math.ceil(LEAD_S / step_s))
+        return SamplingRecord(
+            job=self._job, time_s=window.now_s, from_step=first, until_step=first + STEPS, why=slow[0].reason
+        )
+
 
 log = logging.getLogger("trainwarden.detection")
 

@@ -3,37 +3,247 @@
 A round is: let the collectors that are due read; vet; publish and flush (or spool); only then keep the collectors'
 positions. Killed anywhere, sources are read again from the kept positions, so records may come twice and none is
 lost. Heartbeats have a lane of their own, and a way past a delivery that does not come back.
+
+The newest values of this node's GPUs, under the names of dcgm-exporter where they are the same thing.
+
+Dashboards and rules that are made for dcgm-exporter work on a node where only the agent runs. What the agent counts of
+itself has names of its own.
+
+What the agent costs and loses, published like any other metric.
+
+What the agent lets through: metrics that the catalogue knows, finite and possible; the rest is counted.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
+import resource
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import msgspec
+from prometheus_client import Metric
 
 from trainwarden import plugins
 from trainwarden.bus.address import connect
+from trainwarden.catalogue import CATALOGUE
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.collectors import CATALOG, ENTRY_POINTS
 from trainwarden.collectors.agent.collector_runner import Batch, CollectorRunner
 from trainwarden.collectors.agent.collector_thread import CollectorThread
 from trainwarden.collectors.agent.delivery import Delivery
-from trainwarden.collectors.agent.gpu_values import GpuValues
 from trainwarden.collectors.agent.listener import Listener
 from trainwarden.collectors.agent.schedule import Task
-from trainwarden.collectors.agent.self_watch import SelfWatch
 from trainwarden.collectors.agent.spool import Spool
-from trainwarden.collectors.agent.validation import MetricsValidator
 from trainwarden.metrics_http.server import serve_metrics
 from trainwarden.protocols import Bus, Collector, JsonObject, Scope
 from trainwarden.records import EventRecord, HeartbeatRecord, MetricsRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import Settings
 from trainwarden.state import load_json, save_json
+
+
+class MetricsValidator:
+    """Checks metrics records against the catalogue.
+
+    Examples
+    --------
+    >>> vetting = MetricsValidator(SelfMetrics("agent"))
+    >>> record = MetricsRecord(job="j", node="n", time_s=1.0, devices=("GPU-0",),
+    ...     names=("gpu_temperature_celsius", "made_up"), values=((float("nan"),), (1.0,)))
+    >>> vetting.vet(record) is None, vetting.dropped
+    (True, 2)
+    """
+
+    def __init__(self, metrics: SelfMetrics) -> None:
+        self._metrics = metrics
+        self.dropped = 0
+
+    def vet(self, record: MetricsRecord) -> MetricsRecord | None:
+        """`record` without unknown names and impossible values; None if nothing is left."""
+        devices = len(record.devices)
+        if len(record.names) != len(record.values) or any(len(row) != devices for row in record.values):
+            self._drop(max(1, len(record.names)), "shape")
+            return None
+        names: list[str] = []
+        rows: list[tuple[float | None, ...]] = []
+        changed = False
+        for name, row in zip(record.names, record.values, strict=True):
+            metric = CATALOGUE.get(name)
+            if metric is None:
+                self._drop(devices, "unknown_name")
+                changed = True
+                continue
+            low = -math.inf if metric.low is None else metric.low
+            high = math.inf if metric.high is None else metric.high
+            checked = row
+            if not _all_pass(row, low, high):
+                changed = True
+                checked = tuple(self._checked(value, low, high) for value in row)
+                if not any(value is not None for value in checked):
+                    continue
+            names.append(name)
+            rows.append(checked)
+        if not names:
+            return None
+        return msgspec.structs.replace(record, names=tuple(names), values=tuple(rows)) if changed else record
+
+    def _checked(self, value: float | None, low: float, high: float) -> float | None:
+        if value is None or (low <= value <= high and math.isfinite(value)):
+            return value
+        self._drop(1, "out_of_bounds" if math.isfinite(value) else "not_finite")
+        return None
+
+    def _drop(self, values: int, why: str) -> None:
+        self.dropped += values
+        self._metrics.count("dropped_values_total", "Metric values dropped.", values, why=why)
+
+
+def _all_pass(row: tuple[float | None, ...], low: float, high: float) -> bool:
+    """True if something was measured and all of it is finite and possible, which nearly every row is."""
+    measured: Sequence[float] = [value for value in row if value is not None] if None in row else row  # type: ignore[assignment]
+    # A sum is finite only if all its parts are.
+    return bool(measured) and math.isfinite(sum(measured)) and low <= min(measured) and max(measured) <= high
+
+
+_INTERVAL_S = 5.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class SelfWatch:
+    """CPU, memory, lag, spool and losses of this process, every few seconds."""
+
+    def __init__(
+        self, scope: Scope, clock: Clock, metrics: SelfMetrics, delivery: Delivery, vetting: MetricsValidator
+    ) -> None:
+        self._scope = scope
+        self._clock = clock
+        self._metrics = metrics
+        self._delivery = delivery
+        self._vetting = vetting
+        self._last_s = clock.monotonic_s()
+        self._last_cpu_s = _cpu_s()
+
+    def records(self, tasks: Sequence[Task]) -> Iterable[Record]:
+        """One record if the last one is old enough."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._last_s < _INTERVAL_S:
+            return
+        cpu_s = _cpu_s()
+        values = {
+            "agent_cpu_ratio": (cpu_s - self._last_cpu_s) / (now_s - self._last_s),
+            "agent_resident_memory_bytes": resident_bytes(),
+            "agent_spool_bytes": float(self._delivery.spool.size_bytes),
+            "agent_spool_records_count": float(len(self._delivery.spool)),
+            "agent_dropped_records_count": float(self._delivery.dropped),
+            "agent_dropped_values_count": float(self._vetting.dropped),
+            "agent_lag_seconds": max([0.0, *(task.late_s for task in tasks)]),
+            "agent_flush_seconds": self._delivery.flush_s,
+            "agent_stuck_collectors_count": float(sum(task.stuck for task in tasks)),
+        }
+        self._last_s, self._last_cpu_s = now_s, cpu_s
+        for task in tasks:
+            task.late_s = 0.0
+        for name, value in values.items():
+            self._metrics.gauge(name.removeprefix("agent_"), f"See {name} in the metric catalogue.", value)
+        yield MetricsRecord(
+            job=self._scope.job,
+            node=self._scope.node,
+            time_s=self._clock.now_s(),
+            devices=("agent",),
+            names=tuple(values),
+            values=tuple((value,) for value in values.values()),
+        )
+
+
+def resident_bytes() -> float:
+    """Memory of this process that is in RAM, in bytes."""
+    with open("/proc/self/statm", "rb") as file:
+        return float(file.read().split()[1]) * _PAGE_BYTES
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+NAMES: Final = {
+    metric.name: (alias, metric.scale_of(alias), metric.kind, metric.meaning)
+    for metric in CATALOGUE.values()
+    if metric.per == "gpu"
+    for alias in metric.aliases[:1]
+    if alias.startswith("DCGM_FI_")  # DCGM_EXP_* are the exporter's own counts, over its own windows
+}
+"""Alias, its scale, kind and meaning, by our name."""
+HOLD_S: Final = 60.0
+_TURNS: Final = 20.0  # slow readings are made every ten turns, GPUs taking turns
+
+
+class GpuValues:
+    """What `SelfMetrics.register_families` asks at each scrape.
+
+    Parameters
+    ----------
+    hostname : str
+        The node.
+    clock : Clock
+        A value that nobody has told again for a minute (or for twenty turns of a slower collector) is told no more.
+    index_of : callable
+        The number of a device by its name; None if nobody knows it.
+    """
+
+    def __init__(self, hostname: str, clock: Clock, index_of: Callable[[str], int | None]) -> None:
+        self._hostname, self._clock, self._index_of = hostname, clock, index_of
+        self._lock = threading.Lock()
+        self._values: dict[tuple[str, str], tuple[float, float]] = {}  # name, device -> value, when it came
+        self._indices: dict[str, str] = {}
+        self._last_s: float | None = None
+        self._hold_s = HOLD_S
+
+    def observe(self, records: Iterable[Record]) -> None:
+        """Keep what `records` say of GPUs."""
+        for record in records:
+            if isinstance(record, MetricsRecord) and any(name in NAMES for name in record.names):
+                self._keep(record)
+
+    def _keep(self, record: MetricsRecord) -> None:
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            if self._last_s is not None:
+                self._hold_s = max(HOLD_S, _TURNS * (now_s - self._last_s))
+            self._last_s = now_s
+            for device in record.devices:
+                if (index := self._index_of(device)) is not None:
+                    self._indices[device] = str(index)
+            for name, row in zip(record.names, record.values, strict=True):
+                if name in NAMES:
+                    fresh = zip(record.devices, row, strict=True)
+                    self._values |= {(name, device): (value, now_s) for device, value in fresh if value is not None}
+
+    def families(self) -> Iterable[Metric]:
+        """A family for each name that is known, a sample for each GPU."""
+        with self._lock:
+            since_s = self._clock.monotonic_s() - self._hold_s
+            self._values = {key: kept for key, kept in self._values.items() if kept[1] >= since_s}
+            values, indices = dict(self._values), dict(self._indices)
+        told: dict[str, Metric] = {}
+        for (name, device), (value, _) in sorted(values.items()):
+            alias, scale, kind, meaning = NAMES[name]
+            # Their counters have no "_total", which a counter here would get.
+            family = told.setdefault(name, Metric(alias, meaning, "gauge" if kind == "gauge" else "unknown"))
+            uuid, _, instance = device.partition("/")  # of MIG
+            labels = {"gpu": indices.get(device, ""), "UUID": uuid, "hostname": self._hostname}
+            if instance:
+                labels["GPU_I_ID"] = instance
+            family.add_sample(alias, labels, value / scale)
+        return told.values()
+
 
 log = logging.getLogger("trainwarden.agent")
 

@@ -3,24 +3,75 @@
 Order holds: what waits in the spool goes before anything newer. A batch that the bus has queued but not
 confirmed lies in the spool as well, so that a kill loses nothing; once the bus confirms it, it is struck
 off there without being sent again.
+
+Connecting to the bus without waiting for it: a broker that is away can take its time, the collectors cannot.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
 from trainwarden.clock import Clock
-from trainwarden.collectors.agent.connector import Connector
 from trainwarden.collectors.agent.spool import Spool
 from trainwarden.errors import BusError, BusUnavailable, RecordError, RecordsRefused
 from trainwarden.protocols import Bus
 from trainwarden.records import Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import topic_of
+
+
+class Connector:
+    """Makes the bus in the background, in a thread that ends once there is a bus.
+
+    Examples
+    --------
+    >>> never = threading.Event()
+    >>> Connector(lambda: never.wait()).bus(wait_s=0.01)
+    Traceback (most recent call last):
+    trainwarden.errors.BusUnavailable: still connecting
+    >>> never.set()
+    """
+
+    def __init__(self, factory: Callable[[], Bus]) -> None:
+        self._factory = factory
+        self._thread: threading.Thread | None = None
+        self._bus: Bus | None = None
+        self._error: BaseException | None = None
+
+    def bus(self, wait_s: float) -> Bus:
+        """A new bus, if it is there within `wait_s`; else the attempt goes on and the next call asks for its outcome.
+
+        Raises
+        ------
+        BusUnavailable
+            If it takes longer.
+        Exception
+            Whatever the factory has raised; the next call tries anew.
+        """
+        if self._thread is None:
+            self._bus = self._error = None
+            self._thread = threading.Thread(target=self._connect, name="bus-connector", daemon=True)
+            self._thread.start()
+        self._thread.join(wait_s)
+        if self._thread.is_alive():
+            raise BusUnavailable("still connecting")
+        self._thread = None
+        if self._error is not None:
+            raise self._error
+        assert self._bus is not None
+        return self._bus
+
+    def _connect(self) -> None:
+        try:
+            self._bus = self._factory()
+        except Exception as error:  # noqa: BLE001 - carried over to the agent's thread, which raises it
+            self._error = error
+
 
 log = logging.getLogger("trainwarden.agent")
 

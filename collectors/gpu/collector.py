@@ -1,26 +1,98 @@
-"""NVIDIA GPUs through NVML: metrics, Xid events, lost devices, the state of their fabric."""
+"""NVIDIA GPUs through NVML: metrics, Xid events, lost devices, the state of their fabric.
+
+How many AMD GPUs there are: by their kernel driver, as nothing else of theirs is read.
+
+AMD's own binding (``amdsmi``) is one for ROCm's ``libamd_smi.so`` and does not import without it; what could not be run
+is not built.
+
+Xid events, by an event set of its own for each GPU.
+
+NVML waits for a whole set, and while one GPU of a set is lost the set answers with that error at once: in one set for
+all, a lost GPU hides the Xids of the others.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import msgspec
 import pynvml as nvml
 
 from trainwarden.clock import Clock
-from trainwarden.collectors.gpu.amd import amd_gpus
 from trainwarden.collectors.gpu.devices import OVER, Gpu, find_gpus, find_instances, find_processes
 from trainwarden.collectors.gpu.fabric import FabricWatch
 from trainwarden.collectors.gpu.reader import Reader, Row
-from trainwarden.collectors.gpu.xids import XidEvents
 from trainwarden.collectors.kernel_log import boot_id
 from trainwarden.collectors.ranks import Ranks
 from trainwarden.errors import CollectorError
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventKind, EventRecord, MetricsRecord, Record
 from trainwarden.settings import Config
+
+MAX_EVENTS: Final = 200  # of a GPU and tick: one in a storm of events must hold up neither the agent nor the others'
+XID: Final = nvml.nvmlEventTypeXidCriticalError
+_WHOLE: Final = 0xFFFFFFFF  # as the number of a MIG instance: the event is not of one
+
+
+class XidEvents:
+    """What to wait for, by GPU."""
+
+    def __init__(self) -> None:
+        self._sets: dict[str, Any] = {}
+
+    def listen(self, gpu: Gpu) -> None:
+        """Ask for the Xids of a GPU, if it has such events."""
+        wanted = None
+        try:
+            if not nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & XID:
+                return
+            wanted = nvml.nvmlEventSetCreate()
+            nvml.nvmlDeviceRegisterEvents(gpu.handle, XID, wanted)
+        except nvml.NVMLError:
+            if wanted is not None:
+                _free(wanted)
+            return
+        self._sets[gpu.uuid] = wanted
+        gpu.xids = gpu.xids or 0
+
+    def pop_new(self, gpus: list[Gpu]) -> Iterator[tuple[Gpu, int, int | None]]:
+        """GPU, code and MIG instance of what has come since the last call."""
+        for gpu in gpus:
+            waiting = self._sets.get(gpu.uuid)
+            for _ in range(0 if waiting is None else MAX_EVENTS):
+                try:
+                    data = nvml.nvmlEventSetWait(waiting, 0)
+                except nvml.NVMLError:
+                    break  # a time-out: no more; anything else shows in the readings as well
+                number = int(data.gpuInstanceId)
+                yield gpu, int(data.eventData), None if number == _WHOLE else number
+
+    def close(self) -> None:
+        for wanted in self._sets.values():
+            _free(wanted)
+        self._sets = {}
+
+
+def _free(wanted: Any) -> None:
+    try:
+        nvml.nvmlEventSetFree(wanted)
+    except nvml.NVMLError:
+        return  # the driver has gone first
+
+
+_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def amd_gpus(sysfs: str) -> int:
+    """GPUs that the ``amdgpu`` driver of the kernel has taken, by PCI address."""
+    try:
+        return sum(bool(_ADDRESS.fullmatch(found.name)) for found in Path(sysfs, "bus/pci/drivers/amdgpu").iterdir())
+    except OSError:
+        return 0
+
 
 Fields = dict[str, str | int | None]
 

@@ -1,25 +1,207 @@
-"""Training iterations, heartbeats and last words of the ranks of this node, from the hook's files."""
+"""Training iterations, heartbeats and last words of the ranks of this node, from the hook's files.
+
+The agent's socket in the run folder, by which hooks tell rare facts at once.
+
+Which process of a rank is the one that trains: a child inherits the rank's environment, and may itself run torch.
+
+The trainer is whoever trains. A process begun after the last sign of life of a trainer that is gone follows it at
+once: that is a restart. Whoever begins beside a living trainer has to make steps while that one makes none, and not a
+few; a child of it has to make more than it ever made. Nothing is lost by waiting: steps stay in the hook's file until
+they are read.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import socket
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
-from trainwarden import rundir
+from trainwarden import hook, rundir
 from trainwarden.clock import Clock
-from trainwarden.collectors.iterations.agent_socket import AgentSocket
-from trainwarden.collectors.iterations.hook_source import HookSource, boot_id
+from trainwarden.collectors.iterations.hook_source import MAX_NOTE_BYTES, HookSource, Note, boot_id, decode_note
 from trainwarden.collectors.iterations.records import HookRecords
-from trainwarden.collectors.iterations.trainers import Trainers
 from trainwarden.collectors.ranks import ProcessFinder, hook_files
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import Record
 from trainwarden.settings import Config, PositiveSeconds
+
+TAKE_OVER_STEPS: Final = 20  # of one process while the other makes none
+_START_SLACK_S: Final = 2.0  # the kernel tells starts by a boot time of whole seconds
+_GENERATIONS: Final = 16  # between a trainer and its furthest child that is looked for
+
+
+class _Seat:
+    """The trainer of one rank, and what the others had done when it last made a step."""
+
+    def __init__(self, source: HookSource, header: hook.Header) -> None:
+        self.source = source
+        self.recorded = header.recorded
+        self.others: dict[str, int] = {}
+        source.trains = True
+        source.trained = source.trained or header.recorded > 0
+
+    def note(self, header: hook.Header) -> None:
+        """A step of its own makes the others begin to count anew."""
+        self.source.trained = self.source.trained or header.recorded > 0
+        if header.recorded != self.recorded:
+            self.recorded = header.recorded
+            self.others.clear()
+
+
+class Trainers:
+    """One process for each rank.
+
+    Parameters
+    ----------
+    proc : Path
+        The kernel's process folder.
+    """
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._seats: dict[int, _Seat] = {}
+
+    def update(self, sources: Iterable[HookSource]) -> list[HookSource]:
+        """Look at everybody once; those that have become trainers now, in the order in which they did."""
+        by_rank: dict[int, list[tuple[hook.Header, HookSource]]] = {}
+        for source in sources:
+            if source.header is not None:
+                by_rank.setdefault(source.header.rank, []).append((source.header, source))
+        self._seats = {rank: seat for rank, seat in self._seats.items() if rank in by_rank}
+        seated: list[HookSource] = []
+        for rank, found in by_rank.items():
+            found.sort(key=lambda one: (one[0].start_monotonic_s, one[0].pid))
+            seat = self._seats.get(rank)
+            if seat is None or all(source is not seat.source for _, source in found):
+                # Of an earlier agent's choice, else whoever was there first.
+                header, source = next((one for one in found if one[1].trains), found[0])
+                seat = self._seats[rank] = _Seat(source, header)
+                seated.append(source)
+            assert seat.source.header is not None  # it is one of `found`
+            seat.note(seat.source.header)
+            for header, source in found:
+                if source is not seat.source and self._takes_over(seat, source, header):
+                    seat.source.trains = False
+                    seat = self._seats[rank] = _Seat(source, header)
+                    seated.append(source)
+        return seated
+
+    def of_rank(self, rank: int) -> HookSource:
+        """The trainer of `rank`, which has one."""
+        return self._seats[rank].source
+
+    def _takes_over(self, seat: _Seat, source: HookSource, new: hook.Header) -> bool:
+        old = seat.source.header
+        assert old is not None  # as above
+        if new.attempt != old.attempt:  # our own launcher counts them
+            return new.attempt > old.attempt
+        # A container that begins anew is another namespace; of the old one nothing can be seen from outside of both.
+        lost = not seat.source.kernel.state and new.pid_namespace != old.pid_namespace
+        if (seat.source.gone_since_s is not None or lost) and not source.trained:
+            last_sign_s = max(old.phase_since_s, old.step_end_s or 0.0)
+            if new.start_s + _START_SLACK_S >= last_sign_s:
+                return True
+        if not new.recorded:
+            return False
+        if not source.trained and new.start_monotonic_s < old.start_monotonic_s:
+            return True  # it was there first, and begins only now
+        made = new.recorded - seat.others.setdefault(source.name, new.recorded if old.recorded else 0)
+        if made < TAKE_OVER_STEPS or hook.SOURCES.index(new.source) < hook.SOURCES.index(old.source):
+            return False
+        if new.recorded > old.recorded or seat.source.gone_since_s is not None:
+            return True
+        return not self._is_child(source, seat.source)
+
+    def _is_child(self, source: HookSource, of: HookSource) -> bool:
+        """Whether the one descends from the other, as far as the kernel knows."""
+        pid, parent = source.kernel.pid, of.kernel.pid
+        if pid is None or parent is None:
+            return False
+        for _ in range(_GENERATIONS):
+            try:
+                text = (self._proc / str(pid) / "stat").read_bytes()
+                pid = int(text[text.rfind(b")") + 2 :].split()[1])
+            except (OSError, ValueError, IndexError):
+                return False
+            if pid in (0, 1, parent):
+                return pid == parent
+        return False
+
+
+_MAX_DATAGRAMS = 1000  # per turn
+
+
+class AgentSocket:
+    """Receives notes of the hooks whose files lie in `folder`; nothing while it is not open.
+
+    Parameters
+    ----------
+    folder : Path
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._socket: socket.socket | None = None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Readable when there is a note."""
+        return () if self._socket is None else (self._socket.fileno(),)
+
+    def open(self) -> None:
+        """Bind, once the folder exists; a socket that another agent left behind is replaced.
+
+        Raises
+        ------
+        OSError
+            If it cannot be bound.
+        """
+        if self._socket is not None or not self._folder.is_dir():
+            return
+        path = self._folder / rundir.AGENT_SOCKET
+        try:
+            path.unlink(missing_ok=True)
+        except PermissionError:
+            return  # a folder of another user's, which we may only read: the same facts lie in its files
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        # A socket's address holds 107 bytes at most; through the open folder any path is short.
+        os.fchmod(opened.fileno(), 0o600)  # before it has a name: by its name another file might be meant
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            opened.bind(f"/proc/self/fd/{folder}/{rundir.AGENT_SOCKET}")
+        except OSError as error:
+            opened.close()
+            if isinstance(error, PermissionError):
+                return  # as above
+            raise
+        finally:
+            os.close(folder)
+        self._socket = opened
+
+    def notes(self) -> Iterator[Note | None]:
+        """Notes that have come, at most 1,000; None for each datagram that is none."""
+        for _ in range(_MAX_DATAGRAMS):
+            if self._socket is None:
+                return
+            try:
+                line = self._socket.recv(MAX_NOTE_BYTES + 1)
+            except BlockingIOError:
+                return
+            yield decode_note(line)
+
+    def close(self) -> None:
+        """Let go of the socket and its name. Safe twice."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            with suppress(PermissionError):
+                (self._folder / rundir.AGENT_SOCKET).unlink(missing_ok=True)
+
 
 _GARBAGE_AFTER_LOOKS = 25  # a file that is being made is whole within milliseconds
 _GONE_ROWS_S = 30.0  # how long heartbeats go on telling of a process that is gone

@@ -1,31 +1,228 @@
-"""Network ports through sysfs: Ethernet interfaces, InfiniBand, RoCE and EFA ports, their counters and links."""
+"""Network ports through sysfs: Ethernet interfaces, InfiniBand, RoCE and EFA ports, their counters and links.
+
+Which sysfs file of a network port is which metric of the catalogue.
+
+Driver counters of an Ethernet port by the ethtool ioctl: pause frames, pause storms, discards.
+
+Priority flow control stalls a RoCE fabric before anything is lost, and only these counters show it. Their names
+are the drivers'; what several name alike is added up (priorities 0 to 7).
+"""
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
+import re
+import socket
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from trainwarden.clock import Clock
-from trainwarden.collectors.nic.counters import (
-    EFA,
-    EFA_DEVICE,
-    ETHERNET,
-    ETHERNET_LINK,
-    RDMA,
-    RDMA_HARDWARE,
-    RDMA_WORDS,
-    WORD_BYTES,
-)
-from trainwarden.collectors.nic.ethtool import PauseCounters
 from trainwarden.collectors.nic.port_files import OpenFiles, PortFiles
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventRecord, MetricsRecord, Record
 from trainwarden.settings import Config
+
+# linux/sockios.h, linux/ethtool.h
+_SIOCETHTOOL = 0x8946
+_GSTRINGS, _GSTATS, _GSSET_INFO = 0x1B, 0x1D, 0x37
+_STATS_SET = 1
+_NAME_BYTES = 32
+_MAX_COUNTERS = 8_192
+
+_WANTED: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"rx_prio[0-7]_pause|rx_pause(_frames|_ctrl_phy)?|rx_xoff(_phy)?"), "nic_receive_pause_frames_count"),
+    (re.compile(r"tx_prio[0-7]_pause|tx_pause(_frames|_ctrl_phy)?|tx_xoff(_phy)?"), "nic_transmit_pause_frames_count"),
+    (re.compile(r"tx_pause_storm_(warning|error)_events"), "nic_pause_storm_events_count"),
+    (re.compile(r"rx_discards_phy|rx_discards"), "nic_receive_discards_count"),
+)
+
+
+class _Layout(msgspec.Struct):
+    """How many counters a port has and which of them are wanted, by metric name."""
+
+    count: int
+    places: dict[str, tuple[int, ...]]
+
+
+class PauseCounters:
+    """Reads the wanted counters; remembers where each port's driver has them."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[str, _Layout | None] = {}
+
+    def read(self, interface: str) -> dict[str, float]:
+        """Counters of `interface` by metric name; empty if its driver has none."""
+        if interface not in self._layouts:
+            self._layouts[interface] = _layout(interface)
+        layout = self._layouts[interface]
+        if layout is None:
+            return {}
+        buffer = bytearray(struct.pack("<II", _GSTATS, layout.count)) + bytearray(8 * layout.count)
+        if not _ask(interface, buffer) or struct.unpack_from("<I", buffer, 4)[0] != layout.count:
+            del self._layouts[interface]  # another driver, perhaps: look again next time
+            return {}
+        values = struct.unpack_from(f"<{layout.count}Q", buffer, 8)
+        return {name: float(sum(values[place] for place in places)) for name, places in layout.places.items()}
+
+
+def choose(names: list[str]) -> dict[str, tuple[int, ...]]:
+    """Places of the wanted counters among a driver's `names`.
+
+    Examples
+    --------
+    >>> choose(["rx_packets", "rx_prio0_pause", "rx_prio3_pause", "tx_pause_storm_error_events"])
+    {'nic_receive_pause_frames_count': (1, 2), 'nic_pause_storm_events_count': (3,)}
+    """
+    chosen = {
+        metric: tuple(place for place, name in enumerate(names) if pattern.fullmatch(name))
+        for pattern, metric in _WANTED
+    }
+    # Where a driver gives priorities and their sum, the priorities are the finer truth.
+    for metric, places in chosen.items():
+        finer = tuple(place for place in places if "_prio" in names[place])
+        chosen[metric] = finer or places[:1] if "pause_frames" in metric else places
+    return {metric: places for metric, places in chosen.items() if places}
+
+
+def _layout(interface: str) -> _Layout | None:
+    info = bytearray(struct.pack("<IIQI", _GSSET_INFO, 0, 1 << _STATS_SET, 0))
+    if not _ask(interface, info) or not struct.unpack_from("<Q", info, 8)[0]:
+        return None
+    count = struct.unpack_from("<I", info, 16)[0]
+    if not 0 < count <= _MAX_COUNTERS:
+        return None
+    strings = bytearray(struct.pack("<III", _GSTRINGS, _STATS_SET, count)) + bytearray(_NAME_BYTES * count)
+    if not _ask(interface, strings):
+        return None
+    names = [
+        strings[12 + _NAME_BYTES * place : 12 + _NAME_BYTES * (place + 1)]
+        .partition(b"\0")[0]
+        .decode("ascii", "replace")
+        for place in range(count)
+    ]
+    places = choose(names)
+    return _Layout(count, places) if places else None
+
+
+def _ask(interface: str, buffer: bytearray) -> bool:
+    """One SIOCETHTOOL call with `buffer` as the command's structure; False if port or driver refuses."""
+    data = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+    request = struct.pack("16sP8x", interface.encode()[:15], ctypes.addressof(data))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            fcntl.ioctl(sock, _SIOCETHTOOL, request)
+        except OSError:
+            return False
+    return True
+
+
+# /sys/class/net/IF/statistics/ (kernel documentation, ABI/testing/sysfs-class-net-statistics)
+ETHERNET: Final[dict[str, str]] = {
+    "rx_bytes": "nic_receive_bytes",
+    "tx_bytes": "nic_transmit_bytes",
+    "rx_packets": "nic_receive_packets_count",
+    "tx_packets": "nic_transmit_packets_count",
+    "rx_errors": "nic_receive_errors_count",
+    "tx_errors": "nic_transmit_errors_count",
+    "rx_dropped": "nic_receive_dropped_count",
+    "tx_dropped": "nic_transmit_dropped_count",
+    "rx_fifo_errors": "nic_receive_fifo_errors_count",
+    "rx_frame_errors": "nic_receive_frame_errors_count",
+    "rx_crc_errors": "nic_receive_crc_errors_count",
+    "rx_missed_errors": "nic_receive_missed_errors_count",
+    "tx_carrier_errors": "nic_transmit_carrier_errors_count",
+    "collisions": "nic_collisions_count",
+}
+
+# /sys/class/net/IF/ itself (as above, ABI/testing/sysfs-class-net)
+ETHERNET_LINK: Final[dict[str, str]] = {
+    "carrier_changes": "nic_carrier_changes_count",
+    "carrier_down_count": "nic_carrier_down_count",
+}
+
+# /sys/class/infiniband/DEV/ports/N/counters/ (kernel documentation, ABI/stable/sysfs-class-infiniband)
+RDMA: Final[dict[str, str]] = {
+    "port_xmit_packets": "nic_rdma_transmit_packets_count",
+    "port_rcv_packets": "nic_rdma_receive_packets_count",
+    "link_downed": "nic_rdma_link_downed_count",
+    "link_error_recovery": "nic_rdma_link_error_recovery_count",
+    "symbol_error": "nic_rdma_symbol_errors_count",
+    "local_link_integrity_errors": "nic_rdma_local_link_integrity_errors_count",
+    "excessive_buffer_overrun_errors": "nic_rdma_excessive_buffer_overrun_errors_count",
+    "port_rcv_errors": "nic_rdma_receive_errors_count",
+    "port_rcv_remote_physical_errors": "nic_rdma_receive_remote_physical_errors_count",
+    "port_rcv_switch_relay_errors": "nic_rdma_receive_switch_relay_errors_count",
+    "port_rcv_constraint_errors": "nic_rdma_receive_constraint_errors_count",
+    "port_xmit_constraint_errors": "nic_rdma_transmit_constraint_errors_count",
+    "port_xmit_discards": "nic_rdma_transmit_discards_count",
+    "port_xmit_wait": "nic_rdma_transmit_wait_count",
+    "VL15_dropped": "nic_rdma_vl15_dropped_count",
+}
+
+# These count in words of four bytes.
+RDMA_WORDS: Final[dict[str, str]] = {
+    "port_xmit_data": "nic_rdma_transmit_bytes",
+    "port_rcv_data": "nic_rdma_receive_bytes",
+}
+WORD_BYTES: Final = 4
+
+# .../ports/N/hw_counters/ (mlx5 and others; the meaning is the vendor's)
+RDMA_HARDWARE: Final[dict[str, str]] = {
+    "local_ack_timeout_err": "nic_rdma_local_ack_timeouts_count",
+    "rnr_nak_retry_err": "nic_rdma_rnr_nak_retries_count",
+    "packet_seq_err": "nic_rdma_packet_sequence_errors_count",
+    "out_of_sequence": "nic_rdma_out_of_sequence_count",
+    "out_of_buffer": "nic_rdma_out_of_buffer_count",
+    "implied_nak_seq_err": "nic_rdma_implied_nak_sequence_errors_count",
+    "duplicate_request": "nic_rdma_duplicate_requests_count",
+    "req_cqe_error": "nic_rdma_requester_cqe_errors_count",
+    "resp_cqe_error": "nic_rdma_responder_cqe_errors_count",
+    "req_cqe_flush_error": "nic_rdma_requester_cqe_flush_errors_count",
+    "roce_slow_restart": "nic_rdma_roce_slow_restarts_count",
+    "roce_adp_retrans": "nic_rdma_roce_adaptive_retransmits_count",
+    "roce_adp_retrans_to": "nic_rdma_roce_adaptive_retransmit_timeouts_count",
+    "np_cnp_sent": "nic_rdma_cnp_sent_count",
+    "rp_cnp_handled": "nic_rdma_cnp_handled_count",
+    "rp_cnp_ignored": "nic_rdma_cnp_ignored_count",
+    "np_ecn_marked_roce_packets": "nic_rdma_ecn_marked_count",
+    "rx_icrc_encapsulated": "nic_rdma_icrc_errors_count",
+}
+
+# .../ports/N/hw_counters/ of an Elastic Fabric Adapter (EFA_DEFINE_PORT_STATS in the kernel's efa_verbs.c, and AWS'
+# "Monitor an Elastic Fabric Adapter"). It has no counters/; its bytes are bytes; what is retransmitted and who does not
+# answer is counted from Nitro v4 on.
+EFA: Final[dict[str, str]] = {
+    "tx_bytes": "nic_rdma_transmit_bytes",
+    "rx_bytes": "nic_rdma_receive_bytes",
+    "tx_pkts": "nic_rdma_transmit_packets_count",
+    "rx_pkts": "nic_rdma_receive_packets_count",
+    "rx_drops": "nic_rdma_receive_dropped_count",
+    "rdma_read_bytes": "nic_rdma_read_bytes",
+    "rdma_read_resp_bytes": "nic_rdma_read_response_bytes",
+    "rdma_read_wr_err": "nic_rdma_read_errors_count",
+    "rdma_write_bytes": "nic_rdma_write_bytes",
+    "rdma_write_recv_bytes": "nic_rdma_write_receive_bytes",
+    "rdma_write_wr_err": "nic_rdma_write_errors_count",
+    "retrans_bytes": "nic_rdma_retransmitted_bytes",
+    "retrans_pkts": "nic_rdma_retransmitted_packets_count",
+    "retrans_timeout_events": "nic_rdma_retransmit_timeouts_count",
+    "unresponsive_remote_events": "nic_rdma_unresponsive_remotes_count",
+    "impaired_remote_conn_events": "nic_rdma_impaired_connections_count",
+}
+
+# Its hw_counters/ of the device, which older kernels show among those of the port (EFA_DEFINE_DEVICE_STATS).
+EFA_DEVICE: Final[dict[str, str]] = {
+    "no_completion_cmds": "nic_rdma_uncompleted_commands_count",
+    "cmds_err": "nic_rdma_command_errors_count",
+}
+
 
 _LOOPBACK = "772"  # ARPHRD_LOOPBACK in linux/if_arp.h
 _MEGABIT_BYTES = 125_000

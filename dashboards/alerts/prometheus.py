@@ -1,13 +1,34 @@
-"""The table as Prometheus' rule file."""
+"""The table as Prometheus' rule file.
+
+Recording rules: what alerts and dashboards ask for again and again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
-from trainwarden.dashboards.alerts.alert import RUNBOOKS, Alert, duration
-from trainwarden.dashboards.alerts.recordings import RECORDINGS
+from trainwarden.dashboards.alerts.alert import RUNBOOKS, Alert, Recording, duration
 from trainwarden.dashboards.alerts.table import OF_JOBS, OF_SERVICES
+
+RECORDINGS: Final = (
+    Recording("trainwarden:incidents_open:sum", "sum by (training_job) (trainwarden_incidents_open)"),
+    Recording(
+        "trainwarden:iteration_slowdown:ratio",
+        "max by (training_job) (trainwarden_iteration_seconds) / "
+        "max by (training_job) (trainwarden_iteration_healthy_seconds)",
+    ),
+    Recording(
+        "trainwarden:rank_wait:ratio",
+        "max by (training_job, rank) (trainwarden_rank_wait_seconds) / "
+        "(max by (training_job, rank) (trainwarden_rank_wait_seconds) + "
+        "max by (training_job, rank) (trainwarden_rank_compute_seconds))",
+    ),
+    Recording(
+        "trainwarden:heartbeat_age:seconds",
+        "time() - max by (service, instance) (trainwarden_heartbeat_timestamp_seconds)",
+    ),
+)
 
 
 def rules(runbooks: str = RUNBOOKS) -> dict[str, Any]:

@@ -1,24 +1,188 @@
-"""From what is new in the overview to notices: each state of an incident or action once while the process lives."""
+"""From what is new in the overview to notices: each state of an incident or action once while the process lives.
+
+Brings notices to one target: in order, tried again with longer and longer waits, from a queue of a fixed size.
+
+What a notice says, as JSON for programs and as a message for a chat.
+"""
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import msgspec
 
 from trainwarden.clock import Clock
-from trainwarden.dashboards.explain.explanation import explain, opening
-from trainwarden.dashboards.notices.courier import Courier
+from trainwarden.dashboards.explain.explanation import Explanation, explain, opening
 from trainwarden.dashboards.notices.targets import Target
-from trainwarden.dashboards.notices.texts import News, as_json, as_slack
 from trainwarden.dashboards.overview.job import waits
 from trainwarden.dashboards.overview.overview import Overview
+from trainwarden.json_objects import action_object, incident_object
 from trainwarden.records import ActionRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
+from trainwarden.signing import signed_headers
+
+VERSION: Final = 1
+MOST_EVIDENCE: Final = 5
+SECTION_CHARS: Final = 3_000  # Slack takes no more in a section
+GRAVE: Final = "\N{MODIFIER LETTER GRAVE ACCENT}"  # ends no block of code, and no quotation of a shell
+BUTTON_CHARS: Final = 2_000  # Slack takes no more in a button's value
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to tell: `event` is ``incident.opened``, ``action.done`` and the like."""
+
+    event: str
+    job: str
+    incident: IncidentRecord | None
+    action: ActionRecord | None
+    explanation: Explanation | None
+
+    @property
+    def title(self) -> str:
+        """One line."""
+        if self.action is not None:
+            about = f"{self.action.kind} of job {self.job} {self.event.partition('.')[2]}: {self.action.why}"
+        else:
+            assert self.incident is not None
+            about = f"{self.incident.kind} ({self.incident.severity}) of job {self.job} {self.incident.state}"
+            about += f": {self.incident.reason}"
+        return " ".join("".join(letter if letter.isprintable() else " " for letter in about[:600]).split())
+
+
+def as_json(news: News) -> dict[str, Any]:
+    """The body for a program."""
+    told = news.explanation
+    return {
+        "version": VERSION,
+        "event": news.event,
+        "job": news.job,
+        "text": news.title,
+        "incident": None if news.incident is None else incident_object(news.incident),
+        "action": None if news.action is None else action_object(news.action),
+        "where": told.where if told else None,
+        "evidence": list(told.evidence) if told else [],
+        "next": list(told.next) if told else [],
+    }
+
+
+def as_slack(news: News) -> dict[str, Any]:
+    """The body for a chat: title, evidence, commands, and buttons where an action waits."""
+    told = news.explanation
+    blocks: list[dict[str, Any]] = [_section(f"*{_plain(news.title)}*")]
+    if told is not None and told.evidence:
+        blocks.append(_section("\n".join(f"• {_plain(line)}" for line in told.evidence[:MOST_EVIDENCE])))
+    if told is not None and news.event != "incident.closed":
+        blocks.append(_section("```" + _whole_lines(told.next[:MOST_EVIDENCE]) + "```"))
+    if (action := news.action) is not None and news.event == "action.proposed":
+        value = msgspec.json.encode({"action": action.id, "plan_digest": action.plan_digest}).decode()
+        if len(value) <= BUTTON_CHARS:
+            blocks.append({"type": "actions", "elements": [_button(word, value) for word in ("approve", "deny")]})
+    return {"text": _plain(news.title), "blocks": blocks}
+
+
+def _section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": {"type": "mrkdwn", "text": text[:SECTION_CHARS]}}
+
+
+def _whole_lines(commands: Sequence[str]) -> str:
+    """`commands` as far as there is room: half a command is none, and one without its end may be another."""
+    lines, room = [], SECTION_CHARS - 2 * len("```")
+    for line in map(_plain, commands):
+        room -= len(line) + 1
+        if room >= 0:
+            lines.append(line)
+    return "\n".join(lines) or "trainwarden incidents --open"
+
+
+def _button(word: str, value: str) -> dict[str, Any]:
+    text = {"type": "plain_text", "text": word.capitalize()}
+    return {"type": "button", "action_id": word, "text": text, "value": value}
+
+
+def _plain(text: str) -> str:
+    """`text` as a chat shows it and does not obey it, nor a shell that a command of it is pasted into."""
+    text = text.replace("`", GRAVE)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+log = logging.getLogger("trainwarden.serve")
+
+MOST_WAITING: Final = 1_000
+WAITS_S: Final = (1.0, 4.0, 15.0, 60.0)
+AGAIN: Final = frozenset({408, 425, 429})  # of what is the asker's fault, these pass
+
+
+class Courier:
+    """Of one target.
+
+    Parameters
+    ----------
+    client : httpx.Client
+        Follows no redirect: what is sent may carry a token.
+    """
+
+    def __init__(self, target: Target, client: httpx.Client, clock: Clock, metrics: SelfMetrics) -> None:
+        self.target = target
+        self._client = client
+        self._clock = clock
+        self._metrics = metrics
+        self._waiting: queue.Queue[bytes] = queue.Queue(MOST_WAITING)
+
+    def offer(self, body: bytes) -> None:
+        """Have `body` brought; where too many wait already it is dropped and counted. Never waits."""
+        try:
+            self._waiting.put_nowait(body)
+        except queue.Full:
+            self.count("dropped")
+
+    def run(self) -> None:
+        """Bring what is offered, for as long as the process lives."""
+        while True:
+            self.bring(self._waiting.get())
+
+    def bring_all(self) -> None:
+        """Bring what waits now."""
+        while not self._waiting.empty():
+            self.bring(self._waiting.get())
+
+    def bring(self, body: bytes) -> None:
+        """Bring one, however often it must be tried."""
+        for wait_s in (*WAITS_S, None):
+            said = self._try(body)
+            if said is None:
+                self.count("sent")
+                return
+            if wait_s is None or (said.isdigit() and int(said) < 500 and int(said) not in AGAIN):
+                break
+            self._clock.sleep(wait_s)
+        self.count("failed")
+        log.warning("notice was not taken", extra={"fields": {"host": self.target.host, "said": said}})
+
+    def count(self, outcome: str) -> None:
+        """One more notice that came to this."""
+        self._metrics.count("notices_total", "Notices by what became of them.", host=self.target.host, outcome=outcome)
+
+    def _try(self, body: bytes) -> str | None:
+        """None if it was taken, else what was said instead."""
+        headers = {"content-type": "application/json", "user-agent": "trainwarden"}
+        if self.target.token is not None:
+            headers["authorization"] = f"Bearer {self.target.token}"
+        if self.target.secret is not None:
+            headers |= signed_headers(self.target.secret, body, self._clock.now_s())
+        try:
+            # Only the head is read: nothing that is answered is of use, and it may be endless.
+            with self._client.stream(
+                "POST", self.target.url, content=body, headers=headers, timeout=self.target.settings.timeout_s
+            ) as response:
+                return None if response.is_success else str(response.status_code)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last of a host that is no name
+            return type(error).__name__
+
 
 MAX_TOLD: Final = 20_000
 TOLD_OUTCOMES: Final = frozenset({"done", "failed"})

@@ -2,6 +2,8 @@
 
 A round is over when somebody speaks a second time and at least half of those heard of late have spoken: rounds follow
 the sampling interval by themselves, and no clocks of nodes have to agree.
+
+What a comparison of peers keeps for each metric of each entity, and with whom an entity is compared.
 """
 
 from __future__ import annotations
@@ -13,11 +15,33 @@ import numpy as np
 import numpy.typing as npt
 
 from trainwarden.catalogue import lookup
-from trainwarden.detectors.devices.cells import compared_as, empty, kind_of
 from trainwarden.detectors.job.common_mode import quiet_median
 from trainwarden.detectors.job.samples import MOST, Entity, FamilySamples
 from trainwarden.detectors.metrics.hysteresis import EXPIRE_S
 from trainwarden.detectors.metrics.models.dtw import banded_dtw
+
+
+def compared_as(family: str, entity: Entity, role: str) -> str:
+    """Who is compared with whom: entities of one role; ports, disks and mounts of one name besides.
+
+    Examples
+    --------
+    >>> compared_as("gpu", Entity("n", "0"), "tp0"), compared_as("nic", Entity("n", "mlx5_0"), "")
+    ('tp0', ' mlx5_0')
+    """
+    return f"{role} {entity.device}" if family == "nic" or family.startswith("host:") else role
+
+
+def kind_of(name: str) -> type[np.generic]:
+    """Rounds are kept as bits, all else as numbers."""
+    return np.uint32 if name in {"high", "low"} else np.float64
+
+
+def empty(name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Cells of which nothing is known."""
+    unknown = np.nan if name in {"away_s", "middle", "now"} else 0
+    return np.full(shape, unknown, dtype=kind_of(name))
+
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

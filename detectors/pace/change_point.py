@@ -6,32 +6,219 @@ ranks taken out. Where no compute times are known (recordings), a rank's own dur
 
 The file to read first in this room; `trainwarden.detectors.pace.shifts` is how a change is found,
 `trainwarden.detectors.pace.hang` where a hang is declared.
+
+Whose own time has grown, where it is known that the whole job has become slow.
+
+That somebody is the cause is likely then, so less evidence does than where ranks are compared without such a sign
+(`trainwarden.detectors.peers`): sharded training makes ranks wait within what is measured as computing, and one that is
+half as slow again stands out less from step to step than its median does.
+
+Where a job may keep another pace by plan: after a new split of micro-batches, a program started anew, a resize.
+
+What the rows were in which a change is told: their steps, when they ended, and every rank's own time in them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from trainwarden.detectors.job.common_mode import median_of_others, quiet_median
+from trainwarden.detectors.job.common_mode import median_of_others, noise, quiet_median
 from trainwarden.detectors.job.packed import pack, unpack
 from trainwarden.detectors.job.window import Window, job_duration_s
-from trainwarden.detectors.pace.blame import BLAMED, LIKELY_STEPS, likely, shared
 from trainwarden.detectors.pace.change_config import ChangePointConfig
 from trainwarden.detectors.pace.contention import LOST, Contention, HostContention
-from trainwarden.detectors.pace.planned_pace import PlannedPace
-from trainwarden.detectors.pace.row_memory import BESIDE, OWN, RowMemory
 from trainwarden.detectors.pace.shifts.level_shifts import LevelShifts, ShiftConfig
 from trainwarden.detectors.pace.shifts.shift import Mechanism, Shift
 from trainwarden.detectors.peers.slow_ranks import own_s, slow_vote, step_of
 from trainwarden.detectors.protocol import Role, abstain
 from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
+
+Floats = npt.NDArray[np.float64]
+ROWS: Final = 1024  # rows whose step and time are remembered, so that the onset of a drift long ago can be named
+OWN: Final = 128  # rows of own times kept to tell a rank that has become slow from one whose peers have become fast
+BESIDE: Final = 30  # rows of own times on each side of a change, as many as its verification takes
+MAX_STRIDE: Final = 1_000  # iterations that a row of a sampled job stands for at most; more is a job that went on
+LEAST_NOISE: Final = 0.01  # of one step, so that a constant time never makes a small difference clear
+
+
+class Growth(NamedTuple):
+    """How much longer ranks compute than before a change [ranks]; NaN where unknown.
+
+    Attributes
+    ----------
+    own : float [ranks]
+        Log growth of a rank's own time.
+    steady : float [ranks]
+        Share of the rows since the change in which half of what a rank has grown by beyond the others is seen.
+    errors : float [ranks]
+        That growth beyond the others, in standard errors by the noise before the change.
+    """
+
+    own: Floats
+    steady: Floats
+    errors: Floats
+
+
+class RowMemory:
+    """The newest rows of a job, by sequence number.
+
+    Examples
+    --------
+    >>> rows = RowMemory()
+    >>> rows.resize(1)
+    >>> for seq in range(60):
+    ...     stride = rows.note(seq, 10 * seq, 2.0 * seq, np.array([0.1 if seq < 40 else 0.3]))
+    >>> stride, rows.step(40, 59), rows.end_s(40, 59), rows.own_levels_s(0, 40, 59)
+    (10, 400, 80.0, (0.1, 0.3))
+    """
+
+    def __init__(self) -> None:
+        self._steps = np.zeros(ROWS, dtype=np.int64)
+        self._ends_s: Floats = np.zeros(ROWS)
+        self._own: Floats = np.full((OWN, 0), np.nan)
+
+    def resize(self, ranks: int) -> None:
+        """Make room for `ranks`."""
+        self._own = np.hstack([self._own, np.full((OWN, ranks - self._own.shape[1]), np.nan)])
+
+    def forget(self, which: npt.NDArray[np.bool_]) -> None:
+        """The ranks `which` [ranks] have no own times here."""
+        self._own[:, which] = np.nan
+
+    def note(self, seq: int, step: int, end_s: float, own_s: Floats) -> int:
+        """Keep row `seq`, in which the ranks' own times were `own_s` [ranks]; iterations since the row before it."""
+        previous = int(self._steps[(seq - 1) % ROWS])
+        self._steps[seq % ROWS], self._ends_s[seq % ROWS] = step, end_s
+        self._own[seq % OWN] = own_s
+        return min(max(step - previous, 1), MAX_STRIDE)
+
+    def step(self, seq: int, newest: int) -> int:
+        """The step of row `seq`, or of the oldest one that is still remembered in row `newest`."""
+        return int(self._steps[max(seq, newest - ROWS + 1, 0) % ROWS])
+
+    def end_s(self, seq: int, newest: int) -> float:
+        """When that step ended."""
+        return float(self._ends_s[max(seq, newest - ROWS + 1, 0) % ROWS])
+
+    def own_levels_s(self, column: int, onset: int, reported: int) -> tuple[float, float]:
+        """A rank's own time before row `onset`, or in the oldest rows that are kept, and in the newest rows.
+
+        `reported` is the newest row.
+        """
+        kept = min(OWN, reported + 1)
+        first = reported - kept + 1
+        own = self._own[np.arange(first, reported + 1) % OWN, column]
+        split = max(onset - first, min(BESIDE, kept // 2))
+        before, after = own[max(0, split - BESIDE) : split], own[split:][-BESIDE:]
+        return float(quiet_median(before)), float(quiet_median(after))
+
+    def growth(self, onset: int, newest: int, live: npt.NDArray[np.bool_]) -> Growth:
+        """How the own times of the `live` ranks [ranks] have grown from before row `onset` to since then."""
+        kept = min(OWN, newest + 1)
+        first = newest - kept + 1
+        own = np.where(live, np.log(self._own[np.arange(first, newest + 1) % OWN][:, : live.size]), np.nan)
+        split = max(onset - first, 0)
+        before, after = own[max(0, split - BESIDE) : split], own[split:]
+        usual = before - median_of_others(before)
+        apart = after - median_of_others(after) - quiet_median(usual)
+        middle = quiet_median(apart)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            steady = (apart >= middle / 2.0).mean(axis=0)
+            errors = middle * np.sqrt(len(after)) / np.maximum(noise(usual), LEAST_NOISE)
+        return Growth(quiet_median(after) - quiet_median(before), np.asarray(steady), np.asarray(errors))
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The whole state; `load` takes it back."""
+        return {"steps": self._steps, "ends_s": self._ends_s, "own": self._own}
+
+    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        """Go on from `arrays`."""
+        self._steps, self._ends_s, self._own = (arrays[name].copy() for name in ("steps", "ends_s", "own"))
+
+
+PLANNED_ROWS: Final = (-1, 5)  # a change that begins this near to a row of the plan is the plan taking effect
+
+
+class PlannedPace(msgspec.Struct):
+    """The newest row of a plan. A restart explains a pause, not a new pace: by itself it is none.
+
+    Attributes
+    ----------
+    row : int, optional
+        Sequence number of that row.
+    team : int
+        Ranks that took part in the newest step that was not quiet.
+    """
+
+    row: int | None = None
+    team: int = 0
+    after_quiet: bool = False
+
+    def quiet(self, seq: int, *, repaced: bool) -> None:
+        """Row `seq` is one in which slowness is planned; `repaced`: and what comes after may be, too."""
+        if repaced and self.team:
+            self.row = seq
+        self.after_quiet = True
+
+    def closed(self, seq: int, team: int) -> None:
+        """Row `seq` is an ordinary one; another number of ranks than before the quiet ones goes at another pace."""
+        if self.after_quiet and self.team not in {0, team}:
+            self.row = seq - 1
+        self.team, self.after_quiet = team, False
+
+    def explains(self, onset: int) -> bool:
+        """True if a change that begins in row `onset` is planned."""
+        low, high = PLANNED_ROWS
+        return self.row is not None and low <= onset - self.row <= high
+
+
+BLAMED: Final = 0.5  # of the job's growth (in logarithms) must be the rank's alone for it to be the cause
+SHARED: Final = 0.5  # all have grown if the median rank has by this share
+STEADY: Final = 0.65  # of the slow steps must show it: with two ranks the noise of both is in each
+ERRORS: Final = 6.0  # of a mean; those of medians are a quarter larger, and both sides have one
+LIKELY_STEPS: Final = 6  # are asked at least: four steps may be anybody's
+
+
+def shared(growth: Growth, ratio: float) -> bool:
+    """True if the median rank's own time has grown with the job's, or is not known."""
+    middle = float(quiet_median(growth.own))
+    return not np.isfinite(middle) or middle >= SHARED * float(np.log(ratio))
+
+
+def likely(growth: Growth, ratio: float) -> tuple[int, float] | None:
+    """The rank whose own time has grown by most of what steps have grown by, and how many times, beyond the others'.
+
+    Parameters
+    ----------
+    growth : Growth
+    ratio : float
+        How many times as long steps take.
+
+    Examples
+    --------
+    >>> steady, errors = np.array([0.5, 0.9, 0.6]), np.array([0.5, 9.0, 0.2])
+    >>> place, times = likely(Growth(np.log([1.1, 1.7, 1.0]), steady, errors), 1.5)
+    >>> place, round(times, 2)
+    (1, 1.62)
+    >>> likely(Growth(np.log([1.4, 1.5, 1.4]), steady, errors), 1.5) is None
+    True
+    """
+    apart = growth.own - median_of_others(growth.own[None])[0]
+    least = BLAMED * float(np.log(ratio))
+    with np.errstate(invalid="ignore"):
+        yes = (apart >= least) & (growth.own >= least) & (growth.steady >= STEADY) & (growth.errors >= ERRORS)
+    if not yes.any():
+        return None
+    place = int(np.argmax(np.where(yes, apart, -np.inf)))
+    return place, float(np.exp(apart[place]))
+
 
 MAX_FOUND = 10_000
 MAX_SUSPECTS = 16

@@ -16,8 +16,8 @@ from tests.contract.test_detectors import calm
 from trainwarden import plugins
 from trainwarden.detectors import CATALOG, ENTRY_POINTS
 from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.testing.checks import small_models, windows_of
 from trainwarden.detectors.testing.streams import START_S, Sent, job_records
-from trainwarden.detectors.testing.windows import small_models, windows_of
 from trainwarden.records import HeartbeatRecord, IterationRecord, MetricsRecord, Record
 
 LATE_S: Final = START_S + 10.0

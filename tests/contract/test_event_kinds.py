@@ -11,7 +11,7 @@ from tests.archive_doubles import NOON_S, Log, Service
 from tests.unit.detectors.detection_streams import Job, Run
 from trainwarden import plugins
 from trainwarden.bus.embedded.engine import EmbeddedBus
-from trainwarden.collectors.agent.frames import frame, next_frame, pair
+from trainwarden.collectors.agent.spool import frame, next_frame, pair
 from trainwarden.detectors.recorded.facts import read_facts
 from trainwarden.detectors.recorded.replay import replay
 from trainwarden.errors import ConfigError, RecordError

@@ -9,12 +9,16 @@ therefore the bus's time of the record must lie within the file's as well.
 
 While a process owns a bus partition it holds a lock of that name. A process that was expelled from its group without
 knowing (stopped, wedged) keeps the lock until it notices, and its successor waits, so two never write the same record.
+
+Records as rows of their topic, and those that cannot be rows.
+
+What nodes measure is columnar and gets many rows a record (`measured_rows`); a fact is one row, with all of it as JSON.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +26,92 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from trainwarden.errors import DataError
+from trainwarden.errors import DataError, RecordError
 from trainwarden.protocols import Message
+from trainwarden.records import IncidentRecord, Suspect, VerdictRecord
 from trainwarden.trainer_offline.archive.atomic import disk, flock, locked, make_folder, sync_folder
 from trainwarden.trainer_offline.archive.data_file import Footer, Part, free_part, part_of, read_footer, write_file
 from trainwarden.trainer_offline.archive.layout import FOLDER_OF, LOCKS, STAGING, job_folder
-from trainwarden.trainer_offline.archive.rows import Rejected, to_batch
-from trainwarden.trainer_offline.archive.schema import day_of_message
+from trainwarden.trainer_offline.archive.measured_rows import collectives, iterations, logs, metrics, row_batch
+from trainwarden.trainer_offline.archive.schema import SCHEMAS, day_of_message, time_of
+
+Rejected = tuple[Message, str]
+_ORIGIN = ("written_s", "bus_partition", "bus_offset")
+
+
+def to_batch(topic: str, messages: Sequence[Message]) -> tuple[Any | None, list[Rejected]]:
+    """Rows of `messages`, and those whose record contradicts itself (columns of unequal length, numbers too large).
+
+    Parameters
+    ----------
+    topic : str
+        Folder name of the topic (`SCHEMAS`).
+    messages : sequence of Message
+        Records of that topic.
+
+    Returns
+    -------
+    batch : pyarrow.RecordBatch or None
+        None if there is no row.
+    rejected : list of (message, reason)
+    """
+    try:
+        return _MAKERS[topic](messages), []
+    except (RecordError, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+        if len(messages) == 1:
+            return None, [(messages[0], str(error).splitlines()[0] if str(error) else type(error).__name__)]
+    rejected: list[Rejected] = []
+    tables = []
+    middle = len(messages) // 2
+    for half in (messages[:middle], messages[middle:]):
+        batch, bad = to_batch(topic, half)
+        rejected += bad
+        if batch is not None:
+            tables.append(pa.Table.from_batches([batch]))
+    if not tables:
+        return None, rejected
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks().to_batches()[0], rejected
+
+
+def _suspect(suspects: tuple[Suspect, ...]) -> dict[str, Any]:
+    """The most likely suspect; the others are in `record`."""
+    if not suspects:
+        return {}
+    first = suspects[0]
+    return {
+        "suspect_rank": first.rank,
+        "suspect_node": first.node,
+        "suspect_device": first.device,
+        "suspect_score": first.score,
+    }
+
+
+def _facts(topic: str) -> Callable[[Sequence[Message]], Any | None]:
+    """One row a record: its plain fields, its first suspect, and all of it as JSON in `record`."""
+    names = [name for name in SCHEMAS[topic].names if name not in _ORIGIN]
+
+    def make(messages: Sequence[Message]) -> Any | None:
+        rows: list[tuple[Any, ...]] = []
+        for message in messages:
+            record: Any = message.record
+            extra: dict[str, Any] = {"time_s": time_of(record), "record": msgspec.json.encode(record).decode()}
+            if isinstance(record, VerdictRecord | IncidentRecord):
+                extra.update(_suspect(record.suspects))
+            cells = [extra[name] if name in extra else getattr(record, name, None) for name in names]
+            rows.append((*cells, message.time_s, message.partition, message.offset))
+        return row_batch(topic, rows)
+
+    return make
+
+
+_MAKERS: dict[str, Callable[[Sequence[Message]], Any | None]] = {
+    "metrics": metrics,
+    "iterations": iterations,
+    "collectives": collectives,
+    "logs": logs,
+    **{topic: _facts(topic) for topic in ("events", "verdicts", "incidents", "actions")},
+}
+
 
 _LOOKS = 10  # a day is not joined so often between a listing and the next
 _MAX_KNOWN = 20_000  # day folders whose contents are remembered; beyond it they are looked up again

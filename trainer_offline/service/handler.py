@@ -3,16 +3,29 @@
 It trains in a process of its own (the command ``train``), so that the service stays responsive and memory is given
 back. Aliases are asked for every few seconds; a change, whoever made it and however, becomes an event of kind ``model``
 under the job ``models``. What is known of aliases is rebuilt from those events, so a restart repeats none.
+
+Whether a detector's normal scores are still what they were when its version began to serve.
+
+One training as a process of its own, so that the trainer stays responsive and memory is given back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+import numpy as np
 
 from trainwarden.bus.address import connect
 from trainwarden.clock import Clock, SystemClock
@@ -28,8 +41,111 @@ from trainwarden.trainer_offline.archive.reader import jobs
 from trainwarden.trainer_offline.data.prepare import METRICS
 from trainwarden.trainer_offline.registry.registry import Registry
 from trainwarden.trainer_offline.registry.version import CHALLENGER, CHAMPION, PROVISIONAL, RUNNING
-from trainwarden.trainer_offline.service.drift import DriftWatch
-from trainwarden.trainer_offline.service.training_process import TrainingProcess
+
+
+class TrainingProcess:
+    """`trainwarden train` as a child process."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="trainwarden-trainer-")
+        self._answer = Path(self._folder.name) / "answer.json"
+        self._log = Path(self._folder.name) / "log"
+        command = [sys.executable, "-P", "-m", "trainwarden.cli.main", "train", *arguments, "--json", str(self._answer)]
+        with self._log.open("wb") as out:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+            )
+
+    def result(self) -> dict[str, Any] | None:
+        """None while it runs; else the answer, or ``{"error": ...}`` with the last line it said."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        try:
+            answer: dict[str, Any] = msgspec.json.decode(self._answer.read_bytes())
+        except (OSError, msgspec.DecodeError):
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            answer = {"error": lines[-1][-500:] if lines else f"exit code {code}"}
+        self._folder.cleanup()
+        return answer
+
+    def close(self) -> None:
+        """End it; nothing half-registered serves, since tags and aliases come last."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._folder.cleanup()
+
+
+TAILS: Final = (0.01, 0.99)  # of the first scores: a later median outside has left their middle 98 %
+
+
+@dataclass(slots=True)
+class _Scores:
+    version: str
+    first: list[float] = field(default_factory=list)
+    last: deque[float] = field(default_factory=deque)
+
+
+class DriftWatch:
+    """Follows the normal votes of every detector with a model version; any job's count alike.
+
+    Only normal votes of normal verdicts are looked at, so an incident is no drift. New ground is seen in the median,
+    which single strange windows do not move.
+
+    Examples
+    --------
+    >>> from trainwarden.records import Vote
+    >>> watch = DriftWatch(verdicts=20)
+    >>> for number in range(60):
+    ...     vote = Vote(opinion="normal", score=0.1 + 0.001 * (number % 7) + (0.2 if number > 30 else 0.0))
+    ...     watch.apply(VerdictRecord(id=str(number), job="j", time_s=0.0, window_s=1.0, anomalous=False, reason="",
+    ...                              votes={"lof": vote}, model_versions={"lof": "3"}))
+    >>> watch.drifted()
+    {'lof': 'median normal score of version 3 went from 0.103 to 0.303'}
+    """
+
+    def __init__(self, verdicts: int) -> None:
+        self._verdicts = verdicts
+        self._scores: dict[str, _Scores] = {}
+
+    def apply(self, verdict: VerdictRecord) -> None:
+        """Remember the scores of one verdict."""
+        if verdict.anomalous:
+            return
+        for name, version in verdict.model_versions.items():
+            vote = verdict.votes.get(name)
+            if vote is None or vote.opinion != "normal":
+                continue
+            scores = self._scores.get(name)
+            if scores is None or scores.version != version:
+                scores = self._scores[name] = _Scores(version, [], deque(maxlen=self._verdicts))
+            if len(scores.first) < self._verdicts:
+                scores.first.append(vote.score)
+            else:
+                scores.last.append(vote.score)
+
+    def drifted(self) -> dict[str, str]:
+        """A sentence for each detector whose scores have left their range."""
+        found = {}
+        for name, scores in self._scores.items():
+            if len(scores.last) < self._verdicts:
+                continue
+            low, high = np.quantile(scores.first, TAILS)
+            now = float(np.median(scores.last))
+            if not low <= now <= high:
+                before = float(np.median(scores.first))
+                found[name] = f"median normal score of version {scores.version} went from {before:.3g} to {now:.3g}"
+        return found
+
+    def forget(self) -> None:
+        """Begin anew, after a training."""
+        self._scores.clear()
+
 
 log = logging.getLogger("trainwarden.trainer")
 

@@ -3,6 +3,11 @@
 The folder is written by others and may be anything: nothing in it is unpickled, reads are small, and whatever cannot be
 read is no checkpoint. A file system may stand still for ever, so a `Search` runs in a thread of its own and whoever
 waits for it gives up after a while.
+
+What the checkpoints of known trainers look like on disk: one row a layout.
+
+A trainer either keeps a file that names its newest whole checkpoint (`POINTERS`), or each checkpoint carries a mark of
+its own that is written last (`ENTRIES`). What has no mark is half-written.
 """
 
 from __future__ import annotations
@@ -16,9 +21,55 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from trainwarden.checkpoints.layouts import ENTRIES, POINTERS, Entry, Pointer
+Mark = Literal["zip_end", "file", "json_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """`file` in the folder holds, as text, what its trainer calls the newest whole checkpoint.
+
+    `entry` makes the checkpoint's own name of that text; the step is the number that ends it.
+    """
+
+    trainer: str
+    file: str
+    text: re.Pattern[str]
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint whose `name` fits and tells the step.
+
+    `mark`: ``zip_end``, a file of `torch.save` with its end; ``file``, a folder in which `inside` exists and is not
+    empty; ``json_step``, a folder whose JSON `inside` says the same step under `key`.
+    """
+
+    trainer: str
+    name: re.Pattern[str]
+    mark: Mark
+    inside: str = ""
+    key: str = ""
+
+
+_ENDS_IN_A_NUMBER: Final = r"(?:.*[^0-9])?([0-9]{1,15})"
+
+POINTERS: Final = (
+    Pointer("Megatron-LM", "latest_checkpointed_iteration.txt", re.compile(r"([0-9]{1,15})"), "iter_{step:07d}"),
+    Pointer("DeepSpeed", "latest", re.compile(rf"(?![.])(?:{_ENDS_IN_A_NUMBER})"), "{text}"),
+)
+ENTRIES: Final = (
+    Entry("torch.save, one file a step", re.compile(r"step-([0-9]{1,15})\.pt"), "zip_end"),
+    Entry("Lightning", re.compile(r"(?:.*[^A-Za-z])?step=([0-9]{1,15})(?:[^0-9].*)?\.ckpt"), "zip_end"),
+    Entry(
+        "Hugging Face Trainer", re.compile(r"checkpoint-([0-9]{1,15})"), "json_step", "trainer_state.json",
+        "global_step",
+    ),
+    Entry("torch.distributed.checkpoint", re.compile(_ENDS_IN_A_NUMBER), "file", ".metadata"),
+)  # fmt: skip
+
 
 MOST_LISTED: Final = 1_000_000  # entries of the folder; more are not looked at
 MOST_TRIED: Final = 256  # candidates, newest first: a folder of half-written ones is a defect of its own

@@ -9,7 +9,7 @@ from functools import cache
 from tests.house import parsed
 from tests.places import ROOT
 from trainwarden.catalogue import CATALOGUE
-from trainwarden.dashboards.alerts.recordings import RECORDINGS
+from trainwarden.dashboards.alerts.prometheus import RECORDINGS
 from trainwarden.dashboards.exposition import families
 
 LOOPS = ("detector", "engine", "trainer", "archive", "serve")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.contract.dashboards.metric_names import known_names, names_in
-from trainwarden.dashboards.alerts.recordings import RECORDINGS
+from trainwarden.dashboards.alerts.prometheus import RECORDINGS
 from trainwarden.dashboards.alerts.table import ALERTS
 from trainwarden.dashboards.generated import FOLDER, generated, main
 

@@ -10,7 +10,7 @@ from tests.simulated_ranks.judged import Layout
 from tests.simulated_ranks.sampling import watched
 from tests.simulated_ranks.steps import Fault, Ranks
 from trainwarden.detectors.job.window import Window
-from trainwarden.detectors.sampling_requester import EVERY_S, LEAD_S, STEPS, SamplingRequester
+from trainwarden.detectors.job_monitor import EVERY_S, LEAD_S, STEPS, SamplingRequester
 from trainwarden.detectors.testing.streams import Job
 from trainwarden.records import Suspect, Vote
 

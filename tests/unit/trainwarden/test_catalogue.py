@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from trainwarden.catalogue import ALIASES, CATALOGUE, Metric, lookup
-from trainwarden.collectors.nic.counters import EFA, EFA_DEVICE, ETHERNET, RDMA, RDMA_HARDWARE, RDMA_WORDS
+from trainwarden.collectors.nic.collector import EFA, EFA_DEVICE, ETHERNET, RDMA, RDMA_HARDWARE, RDMA_WORDS
 
 ROWS = tomllib.loads(files("trainwarden").joinpath("catalogue.toml").read_text())["metric"]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainwarden.checkpoints import newest as places
-from trainwarden.checkpoints.layouts import Entry
-from trainwarden.checkpoints.newest import Search, newest, words
+from trainwarden.checkpoints.newest import Entry, Search, newest, words
 
 
 def saved(path: Path) -> None:

@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 
 from tests.doubles import ManualClock
 from trainwarden.catalogue import lookup
-from trainwarden.collectors.agent.gpu_values import HOLD_S, NAMES, GpuValues
+from trainwarden.collectors.agent.agent import HOLD_S, NAMES, GpuValues
 from trainwarden.records import MetricsRecord
 from trainwarden.self_metrics import SelfMetrics
 

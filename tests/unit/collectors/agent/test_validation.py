@@ -7,7 +7,7 @@ import math
 import pytest
 
 from trainwarden.catalogue import CATALOGUE
-from trainwarden.collectors.agent.validation import MetricsValidator
+from trainwarden.collectors.agent.agent import MetricsValidator
 from trainwarden.records import MetricsRecord
 from trainwarden.self_metrics import SelfMetrics
 

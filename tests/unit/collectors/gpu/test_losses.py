@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from tests.unit.collectors.gpu.node import Node
-from trainwarden.collectors.gpu.xids import MAX_EVENTS
+from trainwarden.collectors.gpu.collector import MAX_EVENTS
 from trainwarden.errors import CollectorError
 
 AGAIN = 31  # ticks until NVML is opened again, at one slow turn a tick

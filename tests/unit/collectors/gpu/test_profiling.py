@@ -11,7 +11,7 @@ import pytest
 
 from tests.servers.fake_nvml import HEALTHY
 from tests.unit.collectors.gpu.node import Node
-from trainwarden.collectors.gpu.profiling import LEAST_S, MOST_S
+from trainwarden.collectors.gpu.reader import LEAST_S, MOST_S
 
 ONE, OTHER = "gpu_sm_active_ratio", "gpu_tensor_active_ratio"
 

@@ -12,8 +12,7 @@ import pytest
 from tests.doubles import ManualClock
 from tests.hook_doubles import write_header
 from trainwarden.catalogue import CATALOGUE
-from trainwarden.collectors.host.collector import HostCollector
-from trainwarden.collectors.host.control_groups import MemoryRoom
+from trainwarden.collectors.host.collector import HostCollector, MemoryRoom
 from trainwarden.collectors.host.proc_files import (
     core_times,
     disk_books,

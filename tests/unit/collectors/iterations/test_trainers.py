@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainwarden import hook
+from trainwarden.collectors.iterations.collector import TAKE_OVER_STEPS, Trainers
 from trainwarden.collectors.iterations.hook_source import HookSource, Kernel
-from trainwarden.collectors.iterations.trainers import TAKE_OVER_STEPS, Trainers
 
 START_S = 1000.0
 

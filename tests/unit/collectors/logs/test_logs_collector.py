@@ -11,9 +11,7 @@ import pytest
 
 from tests.doubles import ManualClock
 from trainwarden.collectors.kernel_log import KernelLog
-from trainwarden.collectors.logs.collector import LogsCollector
-from trainwarden.collectors.logs.floods import collapse
-from trainwarden.collectors.logs.resting import GONE_S
+from trainwarden.collectors.logs.collector import GONE_S, LogsCollector, collapse
 from trainwarden.collectors.logs.tail import MAX_PARTIAL_BYTES
 from trainwarden.log_text import clean, writer_of
 from trainwarden.protocols import Scope

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles import ManualClock
-from trainwarden.collectors.nic.collector import NicCollector
-from trainwarden.collectors.nic.ethtool import choose
+from trainwarden.collectors.nic.collector import NicCollector, choose
 from trainwarden.collectors.nic.port_files import OpenFiles, PortFiles
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord, MetricsRecord

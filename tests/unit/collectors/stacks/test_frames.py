@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwarden.collectors.stacks.frames import Frame, main_thread, said, where
+from trainwarden.collectors.stacks.collector import Frame, main_thread, said, where
 from trainwarden.errors import DataError
 
 RECORDED = Path(__file__).parents[3] / "data" / "stacks"

@@ -15,8 +15,7 @@ import pytest
 from tests.doubles import metric_value
 from tests.web_doubles import NOW_S, Web, action, heartbeat, incident, verdict
 from trainwarden.commands.builders import silence
-from trainwarden.dashboards.notices.courier import MOST_WAITING, WAITS_S
-from trainwarden.dashboards.notices.notices import Notices
+from trainwarden.dashboards.notices.notices import MOST_WAITING, WAITS_S, Notices
 from trainwarden.dashboards.notices.targets import targets_of
 from trainwarden.errors import ConfigError
 from trainwarden.records import Suspect, Vote

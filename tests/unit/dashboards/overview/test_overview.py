@@ -14,7 +14,7 @@ from trainwarden.commands.keys import Trusted, new_signer
 from trainwarden.commands.trust import Trust
 from trainwarden.dashboards.overview.overview import FORGET_NODE_S, FORGET_S, MAX_JOBS, Overview
 from trainwarden.dashboards.page.views import job_line
-from trainwarden.dashboards.web.objects import job_object
+from trainwarden.dashboards.web.reads import job_object
 from trainwarden.parallelism.claim import Claim, event_fields
 from trainwarden.protocols import Message
 from trainwarden.records import CommandRecord, EventRecord, IterationRecord

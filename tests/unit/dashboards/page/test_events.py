@@ -22,7 +22,7 @@ async def served(listeners: Listeners, send: Callable[[bytes], Awaitable[None]],
 
 def test_news_of_one_record_is_told_once_and_named() -> None:
     overview, sent = overview_of([]), []
-    listeners = Listeners(overview, ping_s=0.01, slow_s=0.01)
+    listeners = Listeners(overview, ping_s=0.25, slow_s=0.01)
     one = incident("i1", "j", NOW_S)
 
     async def send(body: bytes) -> None:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from tests.unit.detectors.detection_streams import Run
 from trainwarden.detectors.devices.floors import Floors
-from trainwarden.detectors.devices.leak_stream import START_S, leak_records
-from trainwarden.detectors.devices.memory_leak import GROUP_LEFT, RANK, MemoryLeak
-from trainwarden.detectors.testing.windows import windows_of
+from trainwarden.detectors.devices.memory_leak import GROUP_LEFT, RANK, START_S, MemoryLeak, leak_records
+from trainwarden.detectors.testing.checks import windows_of
 from trainwarden.records import MetricsRecord
 
 Floats = npt.NDArray[np.float64]

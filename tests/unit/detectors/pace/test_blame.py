@@ -6,9 +6,7 @@ import numpy as np
 
 from tests.places import ROOT
 from trainwarden.detectors.job.state import JobState
-from trainwarden.detectors.pace.blame import likely, shared
-from trainwarden.detectors.pace.change_point import ChangePoint
-from trainwarden.detectors.pace.row_memory import RowMemory
+from trainwarden.detectors.pace.change_point import ChangePoint, RowMemory, likely, shared
 from trainwarden.detectors.recorded.stream import ReplayStream
 from trainwarden.recorded.folder import read_folder
 from trainwarden.records import IterationRecord, Record, Vote

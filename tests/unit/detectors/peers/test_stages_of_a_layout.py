@@ -8,7 +8,7 @@ import numpy as np
 from tests.unit.detectors.peers.rank_series import healthy, layout_event, watched, windows
 from trainwarden.detectors.job.state import JobState
 from trainwarden.detectors.job_monitor import _PLAIN
-from trainwarden.detectors.verdict.evidence import slowness
+from trainwarden.detectors.verdict.causes import slowness
 from trainwarden.parallelism.claim import Claim
 from trainwarden.records import IterationRecord
 

@@ -16,7 +16,7 @@ from trainwarden.actions.planners.slow import Slowness, read
 from trainwarden.detectors.calls.functions import bus_factor, code_of
 from trainwarden.detectors.job.state import JobState
 from trainwarden.detectors.job.window import Window
-from trainwarden.detectors.verdict.evidence import slowness
+from trainwarden.detectors.verdict.causes import slowness
 from trainwarden.parallelism.layout import Layout as Told
 from trainwarden.records import HeartbeatRecord
 

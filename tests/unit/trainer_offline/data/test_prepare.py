@@ -13,7 +13,7 @@ from trainwarden.errors import DataError
 from trainwarden.records import MetricsRecord
 from trainwarden.trainer_offline.data.grids import PrepareConfig, on_grid
 from trainwarden.trainer_offline.data.prepare import prepare
-from trainwarden.trainer_offline.data.settling import settled_index
+from trainwarden.trainer_offline.data.prepare_job import settled_index
 from trainwarden.trainer_offline.fit.fit import fit
 
 CONFIG = PrepareConfig()
