@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from trainwarden.errors import DataError
 from trainwarden.formats import names
 from trainwarden.formats.building import contradicted, metric_table, too_many
 from trainwarden.formats.protocol import Found, Misfit
@@ -147,6 +148,11 @@ def _metrics(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame |
         more = f" and {len(words) - MAX_TEXT} more" if len(words) > MAX_TEXT else ""
         table.notes.append(f"columns of words left out: {', '.join(words[:MAX_TEXT])}{more}")
     if times is None:
+        if not table.problems and roles.step is not None and not table.said:
+            raise DataError(
+                f"{table.file}: steps without their times, durations or losses say nothing of the run; "
+                "record the step time or the loss beside each step"
+            )
         if not table.problems:
             table.problem(
                 None, "", "no column holds times", f"{COLUMNS_HELP}; columns: {', '.join(frame.columns[:20])}"

@@ -13,7 +13,8 @@ from trainwarden.formats.vocabulary import FIELDS, SPELLINGS
 
 TIME: Final = ("time_s", "timestamp", "time", "ts", "datetime", "date_time", "date/time", "wall time", "wall_time",
                "@timestamp", "_timestamp", "epoch", "unix_time", "time_ms", "timestamp_ms", "time_ns", "timestamp_ns",
-               "timestamp_us", "_time", "date", "created_at", "query_time", "relative time", "_runtime")  # fmt: skip
+               "timestamp_us", "_time", "date", "created_at", "query_time", "relative time",
+               "full label", "_runtime")  # fmt: skip
 NODE: Final = ("node", "hostname", "host", "host_name", "nodename", "node_name", "instance", "server", "machine",
                "kubernetes_node", "exported_instance", "host.name", "agent.hostname")  # fmt: skip
 DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gpu_num", "index", "local_rank",
@@ -53,7 +54,7 @@ _DURATIONS: Final = frozenset({
     "elapsed_time_per_iteration", "step_duration", "iteration_duration", "seconds_per_step", "seconds_per_iteration",
     "step_seconds", "iteration_seconds", "train_step_time", "train_step_timing", "batch_time", "dt", "sec_per_iter",
     "s_per_it", "time_per_iter", "elapsed_time_per_iter", "step_time_s", "global_step_time", "step_time_sec",
-    "time/step", "iteration_time_s", "wall_time_per_step", "train_batch_time",
+    "time/step", "end_to_end", "iteration_time_s", "wall_time_per_step", "train_batch_time",
 })  # fmt: skip
 # What a step's time is made of, by the words that trainers have for it; `*_time` as well.
 _PARTS: Final = {
@@ -66,10 +67,25 @@ _RATES: Final = frozenset({
     "train_steps_per_second", "batches_per_second", "batches_per_sec", "global_step/sec", "global_steps_per_sec",
     "tokens_per_second", "tokens_per_sec", "tps", "tokens/s", "tokens_per_sec_per_gpu", "tokens_per_gpu_per_second",
     "samples_per_second", "samples_per_sec", "samples/s", "throughput", "wps", "tgs", "train_samples_per_second",
-    "device_tokens_per_sec", "tokens_per_device_per_second",
+    "device_tokens_per_sec", "tokens_per_device_per_second", "mfu", "hfu", "tflops", "tflops_per_gpu",
+    "tflops_per_device", "per_device_tflops_per_sec", "per_device_tokens_per_sec", "examples_per_second",
+    "examples_per_sec", "images_per_second", "images_per_sec", "interval_steps_per_second", "ups",
+    "interval_samples_per_second", "seq_per_sec", "sequences_per_second",
 })  # fmt: skip
-_UNIT: Final = re.compile(r"\s{0,4}[\[(]\s{0,2}([A-Za-z°µ%/]{1,16})\s{0,2}[\])]\s{0,4}$")
+_UNIT: Final = re.compile(  # in brackets, or as NeMo writes it: "train_step_timing in s"
+    r"(?:\s{0,4}[\[(]\s{0,2}([A-Za-z°µ%/]{1,16})\s{0,2}[\])]|[\s_]in[\s_](s|sec|seconds|ms|us))\s{0,4}$"
+)
 _SUFFIX: Final = re.compile(r"_(mhz|ghz|watts?|percent(?:age)?|pct|mib|gib|celsius|ms|milliseconds|us|ns|seconds|sec)$")
+_WORD: Final = re.compile(r"[^a-z0-9]+")
+_ONE_STEP: Final = frozenset({"step", "iter", "iteration", "batch"})
+_LASTS: Final = frozenset({"time", "timing", "duration", "seconds", "sec", "secs", "latency", "ms", "millis"})
+# Words of times that are no step's whole: parts, sums, other phases; and those of a rate, which `is_rate` knows.
+_NO_STEP: Final = frozenset({
+    *_PARTS, *OTHER_LOSSES, "forward", "backward", "fwd", "bwd", "optimizer", "optim", "data", "load", "loading",
+    "loader", "dataloader", "fetch", "sync", "reduce", "save", "checkpoint", "total", "elapsed", "cumulative",
+    "remaining", "eta", "start", "end", "last", "log", "logging", "io", "grad", "gpu", "cpu", "idle", "generation",
+    "gen", "rollout", "reward", "old", "ref", "update", "size", "steps", "batches", "iterations", "stamp",
+})  # fmt: skip
 _DOTS: Final = re.compile(r"[./]")  # Elastic's and Datadog's names of what others write with underscores
 _TIME: Final = re.compile(r"(_time)?(_s|_ms|_milliseconds|_us|_ns|_seconds|_sec)?$")
 
@@ -113,8 +129,8 @@ def unit_of(name: str) -> str:
     ('mhz', 'ms', '')
     """
     match = _UNIT.search(name.strip().strip('"'))
-    if match is not None and match[1].lower() in UNITS:
-        return match[1].lower()
+    if match is not None and (unit := (match[1] or match[2]).lower()) in UNITS:
+        return unit
     suffix = _SUFFIX.search(name.strip().lower())
     return suffix[1] if suffix is not None and suffix[1] in UNITS else ""
 
@@ -133,6 +149,9 @@ def _of_smi() -> dict[str, str]:
 def _exported(bare: str) -> Heading | None:
     """The metric of nvidia_gpu_exporter, whose values are in base units."""
     field = bare.removeprefix("nvidia_smi_")
+    plainly = next((SPELLINGS[one] for one in SPELLINGS if "." in one and one.replace(".", "_") == field), None)
+    if plainly is not None:  # without a unit: nvidia-smi's own, as the agents of CloudWatch and Telegraf write it
+        return Heading(plainly[0], plainly[1], CATALOGUE[plainly[0]].unit)
     for ending in ("", "_clock_hz", "_watts", "_ratio", "_bytes"):
         found = _of_smi().get(field.removesuffix(ending)) if field.endswith(ending) else None
         if found is not None:
@@ -204,11 +223,19 @@ def duration_factor(name: str) -> float | None:
     """
     bare = _last(name)
     unit = unit_of(name)
-    for word in (bare, _SUFFIX.sub("", bare)):
-        if word in _DURATIONS:
-            said = UNITS.get(unit)
-            return said[1] if said is not None and said[0] == "seconds" else 1.0
+    if bare in _DURATIONS or _SUFFIX.sub("", bare) in _DURATIONS or _of_one_step(name):
+        said = UNITS.get(unit)
+        return said[1] if said is not None and said[0] == "seconds" else 1.0
     return None
+
+
+def _of_one_step(name: str) -> bool:
+    """Whether the words of a name say how long one step lasts, in whatever order: ``sec/step``, ``timing_s/step``."""
+    bare = plain(name).split("|")[-1].rsplit(" - ", 1)[-1]
+    words = set(_WORD.split(bare))
+    if bare.startswith("time/") or "time_step" in bare or "time step" in bare:
+        return False  # Composer's counts of batches; steps of an environment
+    return bool(words & _ONE_STEP) and bool(words & _LASTS) and not words & _NO_STEP
 
 
 def part_factor(name: str) -> tuple[str, float | None] | None:

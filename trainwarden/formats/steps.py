@@ -21,6 +21,17 @@ DERIVED: Final = "step times"  # that follow from something else, as notes of th
 _TAKEN_MS: Final = "taken for milliseconds: rows are so far apart"
 PAUSE: Final = 8.0  # times the usual distance of rows: an evaluation or a restart lies between
 _CLOCKS: Final = ("_runtime", "elapsed_time")  # a run's own, in seconds or as h:mm:ss
+# What trainers call the time since their own start, after a slash or a bar where they name a group of metrics.
+_SINCE_START: Final = frozenset({
+    "elapsed", "elapsed_s", "elapsed_sec", "elapsed_seconds", "time_elapsed", "wall", "wall_clock", "walltime",
+    "wall_time", "runtime", "run_time", "train_time", "training_time", "total_time", "relative_time", "time", "seconds",
+    "train_wall", "train_runtime",
+})  # fmt: skip
+_PASSED: Final = frozenset({"time", "seconds", "secs", "sec", "s", "ms", "duration", "per", "train"})
+# Words that only a table of a run has, so that its steps are the training's.
+_OF_RUNS: Final = frozenset({"lr", "learning", "acc", "accuracy", "grad", "epoch", "perplexity", "ppl", "tokens",
+                             "samples", "reward", "loss"})  # fmt: skip
+_FEWEST_ROWS: Final = 8
 _NORMS: Final = ("grad_norm", "gnorm", "grad norm", "gradient_norm", "global_grad_norm", "total_grad_norm")
 _APART: Final = re.compile(r"[^a-z0-9]+")
 _NO_NUMBERS: Final = ("nan", "-nan", "inf", "-inf", "infinity", "-infinity")
@@ -34,18 +45,21 @@ def steps_found(table: Table, roles: Roles, times: Floats | None) -> Found | Non
     if not step.measured:
         return None
     columns: dict[str, object] = {"step": step.values}
-    if times is not None:
-        columns["time_s"] = times
+    if times is not None:  # MMEngine's `time` is that of one step
+        columns["duration" if roles.rank is None and _wobbles(times) else "time_s"] = times
+    of_run = _of_run(table, roles)
     for column in table.frame.columns:
         if column in (roles.time, roles.step, roles.date):
             continue
-        if roles.duration == column or _of_interest(str(column)):
+        passed = roles.duration is None and _passed(str(column), roles.step)
+        if roles.duration == column or passed or _of_interest(str(column)):
             cells = table.frame[column].tolist()
             numbers = Numbers(_seconds(cells) if column in _CLOCKS else cells, comma=table.comma)
             values: object = numbers.values
             if is_loss(str(column)):
                 values = _losses_of(table.frame[column].tolist(), numbers.values)
-            columns["duration" if roles.duration == column else str(column)] = values
+            called = "duration" if roles.duration == column or (passed and _wobbles(numbers.values)) else str(column)
+            columns[called] = values
             for row, text in numbers.bad:
                 table.problem(row, str(column), f"{text[:60]!r} is not a number", "leave the cell empty")
     ids = {}
@@ -53,7 +67,41 @@ def steps_found(table: Table, roles: Roles, times: Floats | None) -> Found | Non
         if owner is not None:
             ids[word] = [None if cell is None else str(cell).strip() for cell in table.frame[owner].tolist()]
     frame = pd.DataFrame({**columns, **ids})
-    return steps_from(frame, table.notes)
+    return _noted(steps_from(frame, table.notes, of_run), table)
+
+
+def _noted(found: Found | None, table: Table) -> Found | None:
+    if found is not None and not found.iterations:
+        table.notes.append("no column holds step times, and none follow from times of rows: the pace was not judged")
+    return found
+
+
+def _wobbles(values: Floats) -> bool:
+    """Whether numbers rise and fall as durations do, and are no readings of a clock."""
+    known = values[np.isfinite(values)]
+    return known.size >= _FEWEST_ROWS and bool((known < 1e6).all()) and float((np.diff(known) < 0.0).mean()) > 0.2
+
+
+def _rises(values: Floats) -> bool:
+    """Whether numbers only grow, as readings of a clock do."""
+    known = values[np.isfinite(values)]
+    return known.size >= _FEWEST_ROWS and bool((np.diff(known) > 0.0).all())
+
+
+def _passed(name: str, step: str) -> bool:
+    """Whether a name says that a time passed, and nothing of what but the table's own step."""
+    words = set(_APART.split(names.plain(name).split("/")[-1])) - {names.plain(step)}
+    return bool(words) and words <= _PASSED
+
+
+def _of_run(table: Table, roles: Roles) -> bool:
+    """Whether nothing stands beside steps and times, or a word that only a run's table has."""
+    others = [str(one) for one in table.frame.columns if one not in (roles.time, roles.step, roles.date)]
+    return all(map(_since_start, others)) or any(_OF_RUNS.intersection(_APART.split(one.lower())) for one in others)
+
+
+def _since_start(name: str) -> bool:
+    return re.split(r"[/|]", names.plain(name))[-1].replace(" ", "_") in _SINCE_START
 
 
 def _losses_of(cells: list[object], values: Floats) -> list[object]:
@@ -78,6 +126,7 @@ def _of_interest(name: str) -> bool:
     return (
         names.duration_factor(name) is not None or names.is_rate(name) or is_loss(name)
         or names.part_factor(name) is not None or names.plain(name) in ("steps", *_CLOCKS)
+        or _since_start(name)
     )  # fmt: skip
 
 
@@ -99,15 +148,15 @@ def is_loss(name: str) -> bool:
     return told and not names.OTHER_LOSSES.intersection(words)
 
 
-def steps_from(frame: pd.DataFrame, notes: list[str]) -> Found | None:
+def steps_from(frame: pd.DataFrame, notes: list[str], of_run: bool = False) -> Found | None:
     """Iterations and losses of a frame with `step` and columns under their own names; None if it has neither.
 
     Durations are believed in this order: written ones, throughput (the job's usual step is one, so only its changes
-    count), the run's own clock, the times of rows.
+    count), the run's own clock, the times of rows. The last two only where a loss is told or `of_run` is true.
     """
     frame = frame[np.isfinite(frame["step"])].sort_values("step", kind="stable")
     found = Found(logs=_losses(frame))
-    durations, note = _durations(frame)
+    durations, note = _durations(frame, of_run)
     if durations is not None:
         if note:
             notes.append(note)
@@ -125,10 +174,10 @@ def steps_from(frame: pd.DataFrame, notes: list[str]) -> Found | None:
     return found if found.iterations or found.logs else None
 
 
-def _durations(frame: pd.DataFrame) -> tuple[Floats | None, str]:
+def _durations(frame: pd.DataFrame, of_run: bool) -> tuple[Floats | None, str]:
     for column in frame.columns:
         factor = 1.0 if column == "duration" else names.duration_factor(str(column))
-        if factor is not None and np.isfinite(frame[column]).sum() > 1:
+        if factor is not None and np.isfinite(frame[column]).sum() > 1 and not _rises(frame[column].to_numpy()):
             values = frame[column].to_numpy(np.float64) * factor
             if factor == 1.0 and _milliseconds(frame, values):
                 return values * 1e-3, f"{column} {_TAKEN_MS}"
@@ -144,7 +193,8 @@ def _durations(frame: pd.DataFrame) -> tuple[Floats | None, str]:
             with np.errstate(divide="ignore"):
                 return scale * level / np.where(values > 0, values, np.nan), f"step times follow from {column}"
     # A system metric has a count of its own samples, which are no steps: only who tells a loss tells of steps.
-    between = _between(frame) if any(is_loss(str(one)) for one in frame.columns) else None
+    told = of_run or any(is_loss(str(one)) for one in frame.columns)
+    between = _between(frame) if told else None
     if between is not None:
         return between, "step times taken from the times between rows"
     return None, ""
@@ -161,7 +211,8 @@ def _milliseconds(frame: pd.DataFrame, values: Floats) -> bool:
 
 def _between(frame: pd.DataFrame) -> Floats | None:
     """Time for each step since the row before, NaN where a pause lies between; by the run's clock or the wall's."""
-    clock = next((one for one in (*_CLOCKS, "time_s") if one in frame.columns), None)
+    own = [one for one in frame.columns if _since_start(str(one)) and _rises(frame[one].to_numpy(np.float64))]
+    clock = next((one for one in (*_CLOCKS, *own, "time_s") if one in frame.columns), None)
     if clock is None or len(frame) < 3 or "rank" in frame.columns:
         return None
     passed = np.diff(frame[clock].to_numpy(np.float64), prepend=np.nan)

@@ -20,7 +20,7 @@ LEAST_PORTS: Final = 4
 EVERY_S: Final = 60.0  # between snapshots without times
 _CA: Final = re.compile(r"CA '([A-Za-z0-9_.-]{1,64})'\s{0,4}$")
 _PORT: Final = re.compile(r"\s{1,8}Port ([0-9]{1,3}):\s{0,4}$")
-_PAIR: Final = re.compile(r"\s{0,16}([A-Za-z][A-Za-z0-9_ \[\]]{0,80}?):[. ]{0,60}\s{0,8}([A-Za-z0-9_.]{1,40})\b")
+_PAIR: Final = re.compile(r"\s{0,16}([A-Za-z][A-Za-z0-9_. \[\]]{0,80}?):[. ]{0,60}\s{0,8}([A-Za-z0-9_.]{1,40})\b")
 _COUNTERS: Final = re.compile(r"# Port (?:extended )?counters: Lid ([0-9]{1,6}) port ([0-9]{1,3})")
 _RDMA: Final = re.compile(r"(?m)^link ([a-z][a-z0-9_]{1,40}/[0-9]{1,3}) ([a-z][a-z0-9_]{1,60} [0-9][^\n]{0,8000})")
 _STATE: Final = {"active": 4.0, "armed": 3.0, "initializing": 2.0, "down": 1.0}
@@ -47,6 +47,13 @@ _NAMES: Final[dict[str, tuple[str, float]]] = {
     "rx_dropped": ("nic_receive_dropped_count", 1.0), "tx_dropped": ("nic_transmit_dropped_count", 1.0),
     "rx_crc_errors": ("nic_receive_crc_errors_count", 1.0), "rx_crc_errors_phy": ("nic_receive_crc_errors_count", 1.0),
     "rx_missed_errors": ("nic_receive_missed_errors_count", 1.0),
+    "rx_crc_error": ("nic_receive_crc_errors_count", 1.0), "crc_errors": ("nic_receive_crc_errors_count", 1.0),
+    "rx_fcs_errors": ("nic_receive_crc_errors_count", 1.0),
+    "rx_fcs_err_frames": ("nic_receive_crc_errors_count", 1.0),
+    "rx_crc_align_errors": ("nic_receive_crc_errors_count", 1.0),
+    "rx_pcs_symbol_err_phy": ("nic_rdma_symbol_errors_count", 1.0),  # what the FEC did not correct
+    "link_downed": ("nic_rdma_link_downed_count", 1.0), "symbol_error": ("nic_rdma_symbol_errors_count", 1.0),
+    "rx_good_bytes": ("nic_receive_bytes", 1.0), "rx_total_frames": ("nic_receive_packets_count", 1.0),
     "rx_symbol_err_phy": ("nic_rdma_symbol_errors_count", 1.0), "rx_discards_phy": ("nic_receive_discards_count", 1.0),
     "link_down_events_phy": ("nic_carrier_down_count", 1.0), "collisions": ("nic_collisions_count", 1.0),
     "rx_pause_ctrl_phy": ("nic_receive_pause_frames_count", 1.0),
@@ -64,6 +71,11 @@ _NAMES: Final[dict[str, tuple[str, float]]] = {
     "rx_icrc_encapsulated": ("nic_rdma_icrc_errors_count", 1.0),
     "tx_pause_storm_error_events": ("nic_pause_storm_events_count", 1.0),
 }  # fmt: skip
+# What counts a fault by its name; one that grows and that no metric of ours has is named.
+_FAULT: Final = re.compile(r"(?i)(?:err|crc|fcs|fec_unc|uncorrect|symbol|drop|discard|down|bad)")
+_OTHER: Final = "other "
+_NAMED: Final = 6
+_DRIVERS: Final = re.compile(r"^port\.|\.nic$|_mac$")  # of i40e and ice, of what the port itself counts
 _IN_NAME: Final = re.compile(
     r"(?i)(mlx[0-9]_(?:ib|bond_)?[0-9]{1,3}|ib[ps]?[0-9][a-z0-9]{0,12}|e(?:th|n[ops])[0-9][a-z0-9]{0,12}|rdma[0-9]{1,3})"
 )
@@ -102,7 +114,7 @@ class Ports:
             when = "at the file's change" if named is None else "when its name says"
             if named is None or last:
                 found.notes.append(f"no times written: snapshots taken for a minute apart, the last one {when}")
-        frame = pd.DataFrame(rows).drop(columns="block")
+        frame = _without_others(pd.DataFrame(rows).drop(columns="block"), found.notes)
         if (table := metric_table(frame)) is not None:
             found.metrics.append(table)
             found.logs += _alone_down(table)
@@ -186,5 +198,18 @@ def _value(key: str, value: str) -> tuple[str, float] | None:
         return None
     if bare == "rate":
         return "nic_rdma_rate_bytes_per_second", number * _GBPS
-    found = _NAMES.get(bare)
-    return None if found is None else (found[0], number * found[1])
+    found = _NAMES.get(bare) or _NAMES.get(_DRIVERS.sub("", bare))
+    if found is None:
+        return (f"{_OTHER}{bare}", number) if _FAULT.search(bare) else None
+    return found[0], number * found[1]
+
+
+def _without_others(frame: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    """`frame` without counters that are no metric of ours; those that grew are named."""
+    others = [str(one) for one in frame.columns if str(one).startswith(_OTHER)]
+    ports = frame.groupby(frame["device"].astype(str))
+    grew = [one.removeprefix(_OTHER) for one in others if (ports[one].max() > ports[one].first()).any()]
+    if grew:
+        more = f" and {len(grew) - _NAMED} more" if len(grew) > _NAMED else ""
+        notes.append(f"counters of faults that grew and that no rule judges: {', '.join(grew[:_NAMED])}{more}")
+    return frame.drop(columns=others)

@@ -31,7 +31,12 @@ _TIME: Final = (
 )
 _NODE: Final = (
     "node", "host", "hostname", "_hostname", "node_name", "kubernetes.host", "kubernetes.node_name", "pod", "pod_name",
-    "kubernetes.pod_name", "labels.pod", "resource.labels.pod_name", "logstreamname", "@logstream",
+    "kubernetes.pod_name", "resource.labels.pod_name", "logstreamname",
+    *(f"labels.{word}" for word in ("node", "node_name", "nodename", "host", "hostname", "_hostname", "instance",
+                                    "exported_instance", "kubernetes_node", "k8s_node_name", "k8s.node.name",
+                                    "host_name", "host.name", "pod", "pod_name", "kubernetes_pod_name",
+                                    "k8s_pod_name")),
+    "@logstream",
 )  # fmt: skip
 _LISTS: Final = ("events", "logs", "entries", "results", "data", "hits", "rows")
 _KEY: Final = re.compile(r'"(?:log|message|@message|msg|line|textPayload|MESSAGE|body|content)"\s{0,3}:\s{0,3}"[^"]')

@@ -29,9 +29,11 @@ _TEXT: Final = re.compile(r"\.(txt|text|log|out|err)(\.[0-9]{1,4})?$")
 _SAYS: Final = re.compile(
     r"Traceback \(most recent call last\)|\b[A-Z][A-Za-z]{2,40}Error: |(?i:loss|norm)['\"]?[ =:]{1,3}['\"]?-?[0-9n]|\bNCCL (?:INFO|WARN)|"  # noqa: E501
     r"Unable to determine the device handle for GPU|Failed to initialize NVML|No devices were found|"
+    r"\bCUDA(?:_EXCEPTION_[0-9]{1,2}\b| Exception: )|"
     r"\bNVRM: |\b(?:ERROR|WARNING|INFO)\b|(?:s/it|it/s)[\],]|srun: |\[rank[0-9]{1,6}\]:|"
     r"\bNodeNotReady\b|\bLAST SEEN {1,8}TYPE\b|\bOOMKilled\b|\bExit Code: {1,8}[0-9]"
 )
+_ENDLESS: Final = 16_384  # characters of a line that tells nothing: no program logs so
 _FEWEST: Final = 0.05  # of the lines
 
 
@@ -54,7 +56,8 @@ class LogText:
         telling = sum(_tells(line) for line in lines)
         if not telling:
             plain = len(head) > 0 and sum(map(str.isprintable, head[:LOOKED_AT])) > 0.9 * len(head[:LOOKED_AT])
-            return GENERIC if named and plain else NEVER
+            endless = max(map(len, lines), default=0) >= _ENDLESS
+            return GENERIC if named and plain and not endless else NEVER
         if named:
             return LIKELY
         often = telling >= _FEWEST * len(lines)
