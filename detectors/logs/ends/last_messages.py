@@ -7,6 +7,7 @@ and more before the others give up. Training that goes on, or a run that says th
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.detectors.logs.device_lines import AGENT, as_said
-from trainwarden.detectors.logs.ends.endings import Ending, shipped_endings
+from trainwarden.detectors.logs.ends.endings import TASKS, Ending, EndTable, shipped_endings
 from trainwarden.detectors.logs.ends.line_times import began_s, line_times
 from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Verdict, decide
 from trainwarden.detectors.logs.findings import EVENT_KIND
@@ -42,7 +43,6 @@ _SEEN_ON: Final = (
 _STALLS: Final = frozenset({"horovod.stall", "jax.barrier"})  # said by who waits, of those that are listed next
 # Horovod lists the tensors that a rank has not submitted, JAX the tasks that were not at the barrier.
 _MISSING_RANK: Final = re.compile(r"(\d{1,6}): \[|/job:\w{1,40}/replica:\d{1,6}/task:(\d{1,6})$")
-_TASKS: Final = frozenset({"srun.exit", "srun.signal"})  # tasks are ranks where no task is a node's torchrun
 _NON_FINITE: Final = "numeric.non_finite"
 _ENDS_NOTHING: Final = frozenset({"host_contention", "slow_link", "log_storm"})  # what a job survives
 
@@ -112,8 +112,7 @@ class _Reader:
         self._times_s = [line_times(table, start_s) for table in tables]
         self._rules, self._endings = shipped_rules(), shipped_endings()
         self._open: set[tuple[int, int | None]] = set()  # writers in the middle of a traceback
-        self._row: dict[int, int | None] = {}  # of a launcher's table, by file
-        self._first: dict[int, bool] = {}
+        self._tables: defaultdict[int, EndTable] = defaultdict(EndTable)  # of launchers, by file
         self._named: dict[int, int] = {}  # whose traceback comes next
         self._agents: set[int] = set()  # files in which torchrun speaks
         self._stamps = Stamps()
@@ -258,22 +257,12 @@ class _Reader:
         )  # fmt: skip
 
     def _ended(self, attempt: Attempt, order: Order, table: int, rank: int | None, ending: Ending) -> None:
+        if ending.id in TASKS and table in self._agents:
+            ending = msgspec.structs.replace(ending, ranks=())
+        ending, named = self._tables[table].read(ending, rank)
         if ending.says == "done":
             attempt.done = order
-        elif ending.says == "note":
-            return
-        elif ending.says == "first":
-            self._first[table] = True
-        elif ending.says == "row":
-            self._row[table] = ending.ranks[0] if ending.ranks else None
-        else:
-            if ending.id in _TASKS and table in self._agents:
-                ending = msgspec.structs.replace(ending, ranks=())
+        elif ending.says in {"failed", "stopped", "block"}:
             if ending.says == "block" and ending.ranks:
                 self._named[table] = ending.ranks[0]
-            named = (
-                ending.ranks[0] if ending.ranks else rank if ending.local is not None else self._row.pop(table, None)
-            )
-            if self._first.pop(table, False):
-                ending = msgspec.structs.replace(ending, first=True)
             attempt.ends.append((order, ending, named))
