@@ -34,7 +34,9 @@ _FRAME: Final = " \t\u256d\u2500"  # rich draws a box around a traceback, its ex
 _INSIDE: Final = frozenset(" \t\u2502\u2570")
 _RAISED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,120})(?::|$)")
 _WARNING: Final = re.compile(r"\[?W[0-9]{3,4} [0-9]{2}:|WARNING\b")
-_ONE_RANK: Final = re.compile(r"(?i)\blocal grad|before data-parallel|\bRank [0-9]{1,6}[:,] |\bon rank [0-9]{1,6}\b")
+_ONE_RANK: Final = re.compile(
+    r"(?i)\blocal grad|before data-parallel|\bRank ([0-9]{1,6})[:,] |\bon rank ([0-9]{1,6})\b"
+)
 # Where Megatron says that it saw the value: "Device: 3, node: gd", "node gd, device 3".
 _SEEN_ON: Final = (
     re.compile(r"[Dd]evice:? (?P<device>[0-9]{1,3}), node:? (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,62})"),
@@ -248,6 +250,8 @@ class _Reader:
         )
         if rank is None and raised and where[0] in self._named:
             rank = self._named.pop(where[0])
+        if rank is None and kind == "silent_corruption":  # whoever saw it says so
+            rank = next((int(one[1] or one[2]) for one in _ONE_RANK.finditer(line) if one[1] or one[2]), None)
         return Cause(
             order=order, rank=rank, node=table.nodes[where[1]] or (seen["node"] if seen else None),
             device=seen["device"] if seen else None, file=table.file, line=table.lines[where[1]],
