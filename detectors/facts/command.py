@@ -91,7 +91,8 @@ class CommandEnd:
         ended = self._ended
         if ended is None or now_s - ended.seen_s < HOLD_S:
             return None
-        said = (rules.match(text) for text in output.tails())
+        # Who fails first is ended by srun in the scheduler's words; who is told of after them was stopped.
+        said = (rules.match(text) for text in (output.tails() if output.word is None else output.word.before))
         return None if any(rule is not None and rule.id in _STOPPED for rule in said) else ended
 
     def state(self) -> Any:

@@ -209,9 +209,12 @@ class Failures:
     def _fail_without_words(self, ended: Ended, window: Window) -> None:
         stopped = min((one for one in self._failures.values()), key=lambda one: one.time_s, default=None)
         rank = self._output.root_rank if stopped is None else stopped.rank
+        word = self._output.word if stopped is None else None
+        node = (word.ending.node if word is not None else None) or ended.node
         said = last_cause(self._rules, self._output.tail(rank))
         kind: IncidentKind = "user_error" if ended.code in NOT_FOUND else "crash"
         reason = ended.how if stopped is None else f"{ended.how} after {stopped.reason}"
+        reason += f": {word.how}" if word is not None else ""
         if rank is None and self._command.runs_script and self._is_alone(window):
             rank = 0
         event = EventRecord(
@@ -219,12 +222,14 @@ class Failures:
             fields={"incarnation": LIFE},
         )  # fmt: skip
         if said is None:
-            last = next(reversed(self._output.tail(rank)), "")
+            last = next(reversed(self._output.tail(rank)), "") if word is None else ""
             self._fail(event, window, "root", f"{reason}: {last[:200]}" if last else reason, kind=kind)
+            self._failures[f"{ended.node}/{LIFE}"].node = node
             return
         text, rule = said
         self._fail(event, window, "root", f"{reason}: {text[:200]}", kind=rule.kind or kind, severity=rule.severity)
         failure = self._failures[f"{ended.node}/{LIFE}"]
+        failure.node = node
         if rule.class_ != "A":  # a scheduler or launcher may tell of another node than its own
             failure.node = node_said(text) or failure.node
             if failure.rank is None and not self._output.has_launcher:

@@ -6,6 +6,7 @@ A process that no hook reports (it failed before torch was imported, or is no Py
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import msgspec
 
 from trainwarden.detectors.job.window import LogLine
 from trainwarden.detectors.logs.device_lines import AGENT
+from trainwarden.detectors.logs.ends.endings import TASKS, Ending, EndTable, shipped_endings
 from trainwarden.log_text import behind_prefixes
 
 MAX_WRITERS: Final = 4_096
@@ -25,10 +27,15 @@ _RAISED: Final = re.compile(r"^((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80})(?
 _LIBRARY: Final = ("site-packages/", "dist-packages/", "/torch/", "/lib/python", "<frozen ", "<string>")
 # A launcher's own words about a child that failed: the child's are the cause.
 _OF_LAUNCHERS: Final = frozenset(
-    {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "SignalException"}
+    {
+        "ChildFailedError",
+        "CalledProcessError",
+        "ProcessRaisedException",
+        "ProcessExitedException",
+        "SignalException",
+    }
 )
-_ROOT_CAUSE: Final = "Root Cause (first observed failure)"
-_TABLE_RANK: Final = re.compile(r"^\s*rank\s*: ([0-9]{1,6}) \(local_rank: [0-9]{1,6}\)")
+_SIGNALS: Final = {number.value: number.name for number in signal.Signals}
 
 
 class Raised(msgspec.Struct):
@@ -54,6 +61,30 @@ class Writer(msgspec.Struct):
     raised: list[Raised] = msgspec.field(default_factory=list)
 
 
+class Word(msgspec.Struct):
+    """What a launcher says of a process that ended by itself; `before` are the lines that it was said after."""
+
+    ending: Ending
+    rank: int | None
+    before: list[str]
+
+    @property
+    def how(self) -> str:
+        """In words.
+
+        Examples
+        --------
+        >>> Word(shipped_endings().read("Rank 2 crashed with exit code 1."), 2, []).how
+        'rank 2 exited with code 1, says its launcher (composer.crashed)'
+        """
+        who = f"rank {self.rank}" if self.rank is not None else "a process"
+        number, code = self.ending.signal, self.ending.code
+        how = f"exited with code {code}" if code is not None else "failed"
+        if number is not None:
+            how = f"was killed by {_SIGNALS.get(number, f'signal {number}')}"
+        return f"{who} {how}, says its launcher ({self.ending.id})"
+
+
 class Output:
     """The last lines and tracebacks of every writer of a job.
 
@@ -69,11 +100,17 @@ class Output:
 
     def __init__(self) -> None:
         self._writers: dict[str, Writer] = {}
-        self._in_table = False
-        self.root_rank: int | None = None
-        """The rank that torchrun's table names as the first to fail."""
+        self._table = EndTable()
+        self._has_agent = False  # torchrun's: a scheduler's tasks are no ranks
+        self.word: Word | None = None
+        """What a launcher says of the process that ended first."""
         self.has_launcher = False
         """Whether a launcher of several processes has spoken."""
+
+    @property
+    def root_rank(self) -> int | None:
+        """The rank that a launcher names as the first to fail."""
+        return None if self.word is None else self.word.rank
 
     def read(self, lines: Iterable[LogLine]) -> None:
         """Read new log lines; the kernel's are no output of the job."""
@@ -89,21 +126,31 @@ class Output:
                 return
             writer = self._writers[key] = Writer(line.node, line.rank)
         text = behind_prefixes(line.line, line.rank)
+        self._read_ending(writer, text)
         writer.time_s = max(writer.time_s, line.time_s)
         writer.tail.append(text[:TAIL_CHARS])
         if len(writer.tail) > TAIL_LINES:
             del writer.tail[0]
         if writer.unfinished or text.startswith(("Traceback", "  File ", "    File ")):
             _read_traceback(writer, text, line.time_s)
-        self._read_table(text)
 
-    def _read_table(self, text: str) -> None:
-        if _ROOT_CAUSE in text:
-            self._in_table = self.has_launcher = True
-        elif self._in_table and (found := _TABLE_RANK.match(text)):
-            self.root_rank, self._in_table = int(found[1]), False
-        elif "ChildFailedError" in text or AGENT in text:
-            self.has_launcher = True
+    def _read_ending(self, writer: Writer, text: str) -> None:
+        """Of several ends the first that a launcher calls the first, with its rank; else the first with a rank."""
+        self._has_agent |= AGENT in text
+        self.has_launcher |= self._has_agent
+        ending = shipped_endings().read(text)
+        if ending is None or ending.says == "done":
+            return
+        if ending.id in TASKS and self._has_agent:
+            ending = msgspec.structs.replace(ending, ranks=())
+        local = ending.local if len({one.node for one in self._writers.values()}) == 1 else None
+        ending, rank = self._table.read(ending, writer.rank if writer.rank is not None else local)
+        self.has_launcher |= ending.first or bool(ending.ranks) or ending.says in {"stopped", "first", "row"}
+        if not (ending.failed or ending.says == "block"):
+            return
+        known, new = self.word, Word(ending, rank, [*writer.tail])
+        if known is None or _weight(new) > _weight(known):
+            self.word = new if known is None else msgspec.structs.replace(new, before=known.before)
 
     def raised(self, *, since_s: float) -> list[Raised]:
         """Exceptions that were read at `since_s` or later, newest first."""
@@ -123,12 +170,12 @@ class Output:
     def forget(self) -> None:
         """Other processes run now."""
         self._writers.clear()
-        self._in_table, self.root_rank, self.has_launcher = False, None, False
+        self._table, self._has_agent, self.word, self.has_launcher = EndTable(), False, None, False
 
     def state(self) -> dict[str, Any]:
         """Plain data for `restore`."""
-        table = [self._in_table, self.root_rank, self.has_launcher]
-        return {"writers": self._writers, "table": table}
+        table = [self._table.row, self._table.node, self._table.first, self._has_agent, self.has_launcher]
+        return {"writers": self._writers, "ends": table, "word": self.word}
 
     def restore(self, plain: dict[str, Any]) -> None:
         """Go on from what `state` gave; memories of before are without.
@@ -139,9 +186,16 @@ class Output:
             If it is no such state.
         """
         self._writers = msgspec.convert(plain.get("writers", {}), dict[str, Writer])
-        in_table, root_rank, has_launcher = plain.get("table", (False, None, False))
-        self._in_table, self.has_launcher = bool(in_table), bool(has_launcher)
-        self.root_rank = msgspec.convert(root_rank, int | None)
+        row, node, first, has_agent, has_launcher = plain.get("ends", (None, None, False, False, False))
+        self._table.row, self._table.node = msgspec.convert(row, int | None), msgspec.convert(node, str | None)
+        self._table.first = bool(first)
+        self._has_agent, self.has_launcher = bool(has_agent), bool(has_launcher)
+        self.word = msgspec.convert(plain.get("word"), Word | None)
+
+
+def _weight(word: Word) -> int:
+    """How much a launcher's word says of who failed first."""
+    return 0 if word.rank is None else 2 if word.ending.first else 1
 
 
 def _read_traceback(writer: Writer, text: str, time_s: float) -> None:

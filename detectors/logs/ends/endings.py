@@ -22,6 +22,8 @@ _SIGNALS: Final = {
 }  # fmt: skip
 _STOPS: Final = frozenset({1, 2, 15})  # what whoever ends a process sends first
 _BY_SHELL: Final = 128
+_PREFIXED: Final = frozenset({"lightning.child"})  # the rank is read as the prefix of the line
+TASKS: Final = frozenset({"srun.exit", "srun.signal"})  # tasks are ranks where no task is a node's torchrun
 
 Says = Literal["failed", "stopped", "row", "done", "first", "block", "note"]
 
@@ -117,6 +119,47 @@ class Endings:
             return None
         row, match = self.rows[min(found)], self._patterns[min(found)].search(line)
         return _ending(row, match.groupdict() if match else {})
+
+
+class EndTable:
+    """What a launcher says over several lines of one file or stream: a row names the rank, a later line how it ended.
+
+    Examples
+    --------
+    >>> table, endings = EndTable(), shipped_endings()
+    >>> lines = ("Root Cause (first observed failure):", "rank   : 3 (local_rank: 3)", "exitcode  : -9 (pid: 70)")
+    >>> *_, (ending, rank) = (table.read(endings.read(line), None) for line in lines)
+    >>> rank, ending.signal, ending.first
+    (3, 9, True)
+    """
+
+    def __init__(self) -> None:
+        self.row: int | None = None  # whom the next line of the table is about
+        self.node: str | None = None  # and where that ran
+        self.first = False  # it is of who failed first
+
+    def read(self, ending: Ending, writer: int | None) -> tuple[Ending, int | None]:
+        """The ending as it stands in its table, and the rank that ended: of several at once none.
+
+        Parameters
+        ----------
+        writer : int or None
+            Rank that the prefixes of the line name, or that its local rank means.
+        """
+        if ending.says == "first":
+            self.first = True
+        elif ending.says == "row":
+            self.row, self.node = (ending.ranks[0] if ending.ranks else None), ending.node
+        elif ending.says not in {"done", "note"}:
+            if self.first:
+                self.first, ending = False, msgspec.structs.replace(ending, first=True)
+            if ending.ranks:
+                return ending, ending.ranks[0] if len(ending.ranks) == 1 else None
+            if ending.local is not None or ending.id in _PREFIXED:
+                return ending, writer
+            row, node, self.row, self.node = self.row, self.node, None, None
+            return msgspec.structs.replace(ending, node=ending.node or node), row
+        return ending, None
 
 
 def _entries(path: Path) -> list[Any]:

@@ -7,6 +7,7 @@ and more before the others give up. Training that goes on, or a run that says th
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.detectors.logs.device_lines import AGENT, as_said
-from trainwarden.detectors.logs.ends.endings import Ending, shipped_endings
+from trainwarden.detectors.logs.ends.endings import TASKS, Ending, EndTable, shipped_endings
 from trainwarden.detectors.logs.ends.line_times import began_s, line_times
 from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Verdict, decide
 from trainwarden.detectors.logs.findings import EVENT_KIND
@@ -33,7 +34,9 @@ _FRAME: Final = " \t\u256d\u2500"  # rich draws a box around a traceback, its ex
 _INSIDE: Final = frozenset(" \t\u2502\u2570")
 _RAISED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,120})(?::|$)")
 _WARNING: Final = re.compile(r"\[?W[0-9]{3,4} [0-9]{2}:|WARNING\b")
-_ONE_RANK: Final = re.compile(r"(?i)\blocal grad|before data-parallel|\bRank [0-9]{1,6}[:,] |\bon rank [0-9]{1,6}\b")
+_ONE_RANK: Final = re.compile(
+    r"(?i)\blocal grad|before data-parallel|\bRank ([0-9]{1,6})[:,] |\bon rank ([0-9]{1,6})\b"
+)
 # Where Megatron says that it saw the value: "Device: 3, node: gd", "node gd, device 3".
 _SEEN_ON: Final = (
     re.compile(r"[Dd]evice:? (?P<device>[0-9]{1,3}), node:? (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,62})"),
@@ -42,7 +45,6 @@ _SEEN_ON: Final = (
 _STALLS: Final = frozenset({"horovod.stall", "jax.barrier"})  # said by who waits, of those that are listed next
 # Horovod lists the tensors that a rank has not submitted, JAX the tasks that were not at the barrier.
 _MISSING_RANK: Final = re.compile(r"(\d{1,6}): \[|/job:\w{1,40}/replica:\d{1,6}/task:(\d{1,6})$")
-_TASKS: Final = frozenset({"srun.exit", "srun.signal"})  # tasks are ranks where no task is a node's torchrun
 _NON_FINITE: Final = "numeric.non_finite"
 _ENDS_NOTHING: Final = frozenset({"host_contention", "slow_link", "log_storm"})  # what a job survives
 
@@ -112,8 +114,7 @@ class _Reader:
         self._times_s = [line_times(table, start_s) for table in tables]
         self._rules, self._endings = shipped_rules(), shipped_endings()
         self._open: set[tuple[int, int | None]] = set()  # writers in the middle of a traceback
-        self._row: dict[int, int | None] = {}  # of a launcher's table, by file
-        self._first: dict[int, bool] = {}
+        self._tables: defaultdict[int, EndTable] = defaultdict(EndTable)  # of launchers, by file
         self._named: dict[int, int] = {}  # whose traceback comes next
         self._agents: set[int] = set()  # files in which torchrun speaks
         self._stamps = Stamps()
@@ -249,6 +250,8 @@ class _Reader:
         )
         if rank is None and raised and where[0] in self._named:
             rank = self._named.pop(where[0])
+        if rank is None and kind == "silent_corruption":  # whoever saw it says so
+            rank = next((int(one[1] or one[2]) for one in _ONE_RANK.finditer(line) if one[1] or one[2]), None)
         return Cause(
             order=order, rank=rank, node=table.nodes[where[1]] or (seen["node"] if seen else None),
             device=seen["device"] if seen else None, file=table.file, line=table.lines[where[1]],
@@ -258,22 +261,12 @@ class _Reader:
         )  # fmt: skip
 
     def _ended(self, attempt: Attempt, order: Order, table: int, rank: int | None, ending: Ending) -> None:
+        if ending.id in TASKS and table in self._agents:
+            ending = msgspec.structs.replace(ending, ranks=())
+        ending, named = self._tables[table].read(ending, rank)
         if ending.says == "done":
             attempt.done = order
-        elif ending.says == "note":
-            return
-        elif ending.says == "first":
-            self._first[table] = True
-        elif ending.says == "row":
-            self._row[table] = ending.ranks[0] if ending.ranks else None
-        else:
-            if ending.id in _TASKS and table in self._agents:
-                ending = msgspec.structs.replace(ending, ranks=())
+        elif ending.says in {"failed", "stopped", "block"}:
             if ending.says == "block" and ending.ranks:
                 self._named[table] = ending.ranks[0]
-            named = (
-                ending.ranks[0] if ending.ranks else rank if ending.local is not None else self._row.pop(table, None)
-            )
-            if self._first.pop(table, False):
-                ending = msgspec.structs.replace(ending, first=True)
             attempt.ends.append((order, ending, named))

@@ -130,6 +130,71 @@ def test_a_command_without_a_traceback_is_named_by_its_last_lines(
     assert said in incident.reason
 
 
+LONG = ("mpirun detected that one or more processes exited with non-zero status, thus causing",
+        "the job to be terminated. The first process to do so was:", "", "  Process name: [[25717,1],2]",
+        "  Exit code:    1")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "rank", "said"),
+    [
+        (("ERROR:composer.cli.launcher:Rank 2 crashed with exit code 1.", "Global rank 0 (PID 7) exited with code -15"),
+         2, "rank 2 exited with code 1"),
+        (("Global rank 3 (PID 73) exited with code -9", "Global rank 0 (PID 70) exited with code -15"), 3, "SIGKILL"),
+        (("mpirun noticed that process rank 2 with PID 72 on node gb exited on signal 9 (Killed).",), 2, "SIGKILL"),
+        (LONG, 2, "rank 2 failed"),
+        (("Primary job  terminated normally, but 1 process returned", "a non-zero exit code.", *LONG), 2, "rank 2"),
+        (("[2026-11-04 08:05:05,101] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 7001",
+          "[2026-11-04 08:05:06,101] [ERROR] [launch.py:325:sigkill_handler] ['python', '--local_rank=2'] exits with "
+          "return code = -11"), 2, "rank 2 was killed by SIGSEGV"),
+        (("srun: error: gb: task 2: Segmentation fault (core dumped)", "srun: Terminating StepId=4711.0",
+          "slurmstepd: error: *** STEP 4711.0 ON gb CANCELLED AT 2026-11-04T11:20:01 ***",
+          "srun: error: ga: tasks 0-1: Terminated"), 2, "rank 2 was killed by SIGSEGV"),
+        (("srun: error: gb: tasks 0-3: Exited with exit code 3",), None, "exited with code 3"),
+        (("torch/distributed/run.py:774] Setting OMP_NUM_THREADS", "srun: error: gb: task 2: Exited with exit code 1"),
+         None, "exited with code 1"),
+        (("torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with signal SIGKILL",),
+         2, "SIGKILL"),
+        (("E1104 torch/api.py:882] failed (exitcode: -9) local_rank: 1 (pid: 7001) of binary: python",), 1, "SIGKILL"),
+        (("pdsh@head: gb: ssh exited with exit code 1",), None, "exited with code 1"),
+        (("=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", "=   RANK 2 PID 7002 RUNNING AT gb",
+          "=   KILLED BY SIGNAL: 9 (Killed)"), 2, "rank 2 was killed by SIGKILL"),
+    ],
+)  # fmt: skip
+def test_a_rank_that_ends_without_a_word_is_the_one_that_its_launcher_names(
+    lines: tuple[str, ...], rank: int | None, said: str
+) -> None:
+    (incident,) = ended(output(("step 1 loss 2.1", *lines)))
+    assert (incident.kind, incident.suspects[0].rank) == ("crash", rank), incident.reason
+    assert said in incident.reason
+    if any(" gb" in line or "AT gb" in line for line in lines):
+        assert incident.suspects[0].node == "gb"
+
+
+def test_lightning_names_the_rank_of_a_child_as_a_prefix() -> None:
+    (incident,) = ended(output(("[rank: 2] Child process with PID 7002 terminated with code -9. Forcefully",), 2))
+    assert (incident.suspects[0].rank, incident.reason.count("rank 2 was killed by SIGKILL")) == (2, 1)
+
+
+def test_the_traceback_that_spawn_prints_is_of_the_process_that_it_names() -> None:
+    spawned = (HEAD, '  File "train.py", line 12, in <module>', "    mp.spawn(run)",
+               "torch.multiprocessing.spawn.ProcessRaisedException: ", "",
+               "-- Process 2 terminated with the following error:", *DIVIDED)  # fmt: skip
+    (incident,) = ended(output(spawned), command="python train.py")
+    assert (incident.kind, incident.suspects[0].rank) == ("exception", 2)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [("slurmstepd: error: *** STEP 4711.0 ON gb CANCELLED AT 2026-11-04T11:20:01 ***",
+      "srun: error: gb: task 1: Killed"),
+     ("srun: error: gb: tasks 0-3: Terminated",
+      "slurmstepd: error: *** STEP 4711.0 ON gb CANCELLED AT 2026-11-04T11:20:01 DUE TO TIME LIMIT ***")],
+)  # fmt: skip
+def test_who_dies_after_the_scheduler_has_stopped_the_job_has_not_failed(lines: tuple[str, ...]) -> None:
+    assert ended(output(lines)) == []
+
+
 @pytest.mark.parametrize("code", [129, 130, 143, -2, -15, 0])
 def test_a_command_that_was_stopped_or_ended_well_is_no_failure(code: int) -> None:
     assert ended(output(IMPORT), code=code) == []
