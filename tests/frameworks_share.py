@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.places import ROOT
+from tests.rank_environment import environment, put_plan
 from trainwarden import rundir
-from trainwarden.actions.launchers.local.microbatch_plan import PlanFile
-from trainwarden.actions.launchers.local.ranks import LocalJob, environment
 from trainwarden.hook import read_steps
 
 RANKS, MICRO_BATCHES, STEPS = 2, 8, 20
@@ -56,10 +55,9 @@ def trained(script: Path, folder: Path, packages: Path, plan: tuple[int, ...]) -
     for name in (rundir.HOOK, rundir.LOGS):
         (folder / name).mkdir(parents=True)
     if plan:
-        PlanFile(folder / rundir.PLAN).put(plan, "to be compared with the even split", "op")
-    place = LocalJob(command=(), ranks=RANKS, run_dir=folder, job="job", node="node")
+        put_plan(folder, plan)
     paths = [str(ROOT), str(packages / "transformers"), str(script.parent)]
-    environ = {**environment(place, 0, 0, 0, os.environ), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    environ = {**environment(folder), "PYTHONPATH": os.pathsep.join(paths)}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--master-port", "29833"]
     words = ["--steps", str(STEPS), "--micro-batches", str(MICRO_BATCHES), "--folder", str(folder)]
     subprocess.run([*torchrun, str(script), *words], env=environ, cwd=folder, check=True, timeout=600)

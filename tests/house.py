@@ -37,7 +37,7 @@ PATH: Final = (
     ("trainwarden.detectors.verdict.ensemble:Ensemble", "votes become a verdict"),
     ("trainwarden.detectors.verdict.incidents:IncidentTracker", "verdicts of one cause become one incident"),
     ("trainwarden.actions.engine.handler:EngineHandler", "an incident becomes a plan; `started` is kept before acting"),
-    ("trainwarden.actions.launchers.local.client:LocalLauncher", "the launcher does it once, by its id"),
+    ("trainwarden.actions.launchers.torchrun.client:TorchrunLauncher", "the launcher does it once, by its id"),
 )
 
 

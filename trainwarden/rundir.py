@@ -9,11 +9,7 @@
     ├── plan.json       the micro-batch plan in force, written whole by the launcher
     ├── pause.json      a request to stand still between two iterations (`trainwarden.hook.TrainingShare`)
     ├── validation.json  what the launcher's last validation found, and validation.log
-    ├── launcher.sock   the local launcher's control socket (mode 0600)
-    ├── launcher.json   the local launcher's durable state
-    ├── torchrun.json   there while the plug-in of torchrun reports the ends of ranks itself
-    ├── allegiance.json  of a job on several nodes: whom this node obeyed last
-    └── ledger.json     of the same: what was asked of the job, and who is set aside
+    └── torchrun.json   there while the plug-in of torchrun reports the ends of ranks itself
 
 Of a run folder that the command line makes, the hook's part lives on tmpfs, so that disk write-back cannot stall a
 training step; nothing else does.
@@ -38,8 +34,6 @@ PAUSE = "pause.json"
 VALIDATION = "validation.json"
 VALIDATION_LOG = "validation.log"
 AGENT_SOCKET = "agent.sock"
-LAUNCHER_SOCKET = "launcher.sock"
-LAUNCHER_STATE = "launcher.json"
 TORCHRUN = "torchrun.json"
 
 HOOK_ROOM_BYTES = 16 * 1024 * 1024  # 15 ranks of 0.5 MB each, and of 0.6 MB of NCCL's calls

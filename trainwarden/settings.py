@@ -62,13 +62,18 @@ class EngineSettings(Config, frozen=True, kw_only=True):
     """
 
     mode: Literal["observe", "confirm", "auto"] = "observe"
-    launcher: str = "local"
+    launcher: str = "torchrun"
     launcher_settings: dict[str, Any] = msgspec.field(default_factory=dict)
     policy: dict[str, Any] = msgspec.field(default_factory=dict)
     remedies: str | None = None
     actions_per_hour: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 12
     cool_down_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)] = 10.0
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
+
+    def __post_init__(self) -> None:
+        """Whoever names the launcher of earlier versions is told of its successor."""
+        if self.launcher == "local":
+            raise ValueError("launcher 'local' is gone, use 'torchrun'")
 
 
 class TaskSettings(Config, frozen=True, kw_only=True):
@@ -97,22 +102,16 @@ class CoordinatorSettings(Config, frozen=True, kw_only=True):
 
 
 class LaunchSettings(Config, frozen=True, kw_only=True):
-    """The local launcher: how long it waits for whom, and where the job's checkpoints lie.
+    """The command ``launch``: how long it waits for whom, and where the job's checkpoints lie.
 
-    After a failure the other ranks are left for the engine: `engine_grace_s` in mode ``auto``, `person_grace_s` in
-    ``confirm``; in ``observe`` the job ends after `cascade_grace_s`. Between SIGTERM and SIGKILL lie `stop_grace_s`. A
-    restart is done when the job goes on from its newest checkpoint, or is not seen to within `resume_s`. Where its port
-    was taken all start with another, `port_tries` times. Before a restart is measured whom `validate_restarts` names.
-    Nodes speak TLS with those whose certificate `tls_ca` has signed, and show `tls_certificate`.
+    In mode ``confirm`` a failed job waits `person_grace_s` for a restart that a person asks for. Between SIGTERM and
+    SIGKILL lie `stop_grace_s`. Before a restart is measured whom `validate_restarts` names. Nodes speak TLS with those
+    whose certificate `tls_ca` has signed, and show `tls_certificate`.
     """
 
     checkpoints: str | None = None
-    resume_s: PositiveSeconds = 120.0
-    engine_grace_s: PositiveSeconds = 60.0
     person_grace_s: PositiveSeconds = 3600.0
-    cascade_grace_s: PositiveSeconds = 3.0
     stop_grace_s: PositiveSeconds = 3.0
-    port_tries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
     validate_restarts: Literal["off", "suspects", "always"] = "suspects"
     tls_ca: str | None = None
     tls_certificate: str | None = None

@@ -1,6 +1,6 @@
 """One file per launcher, each a `trainwarden.launching.Launcher`. CATALOG is the table of what there is.
 
-Read `trainwarden.actions.launchers.local.client` first.
+Read `trainwarden.actions.launchers.torchrun.client` first.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import Final
 
 CATALOG: Final[dict[str, str]] = {
     "kubernetes": "trainwarden.actions.launchers.kubernetes.client:KubernetesLauncher",
-    "local": "trainwarden.actions.launchers.local.client:LocalLauncher",
     "slurm": "trainwarden.actions.launchers.slurm.client:SlurmLauncher",
     "torchrun": "trainwarden.actions.launchers.torchrun.client:TorchrunLauncher",
     "webhook": "trainwarden.actions.launchers.webhook.client:WebhookLauncher",

@@ -68,7 +68,7 @@ class ProcessesCollector:
         self._run_dir = Path(scope.run_dir)
         self._hook = str(self._run_dir / rundir.HOOK)
         self._events = str(self._run_dir / rundir.EVENTS)
-        self._launchers = [str(self._run_dir / name) for name in (rundir.LAUNCHER_STATE, rundir.TORCHRUN)]
+        self._torchrun = str(self._run_dir / rundir.TORCHRUN)
         self._notify = inotify.Inotify()
         self._turn = 0
         self._offset = 0
@@ -105,7 +105,7 @@ class ProcessesCollector:
         self._look_again()
         ended = self._gone()
         if ended or self._unwatched:
-            own = not any(map(os.path.exists, self._launchers))  # plain strings, ten times a second
+            own = not os.path.exists(self._torchrun)  # noqa: PTH110 - ten times a second
             for name in (*ended, *self._unwatched):
                 if own:
                     yield self._exit(name, now_s)

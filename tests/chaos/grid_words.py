@@ -6,8 +6,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from trainwarden.actions.launchers.local.control import Poll, Reply, Submit
-from trainwarden.actions.launchers.torchrun.messages import Memory
+from trainwarden.actions.launchers.torchrun.messages import Memory, Poll, Reply, Submit
 from trainwarden.actions.launchers.torchrun.operations import answer
 from trainwarden.launching import Operation, Plan, Targets, Verb
 

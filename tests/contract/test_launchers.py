@@ -24,15 +24,12 @@ from tests.servers.webhook import SECRET, WebhookService
 from trainwarden import plugins
 from trainwarden.actions.engine.service import make_launcher
 from trainwarden.actions.launchers import CATALOG, ENTRY_POINTS
-from trainwarden.actions.launchers.local.coordinator import SupervisorConfig
-from trainwarden.actions.launchers.local.ranks import LocalJob
-from trainwarden.actions.launchers.local.supervisor import Supervisor
 from trainwarden.actions.launchers.torchrun.service import RendezvousService
-from trainwarden.clock import BootClock, SystemClock
+from trainwarden.clock import BootClock
 from trainwarden.errors import ConfigError, LauncherUnavailable
 from trainwarden.launching import Capabilities, Operation, Plan
 from trainwarden.protocols import Scope
-from trainwarden.settings import Config, EngineSettings
+from trainwarden.settings import Config, EngineSettings, parse
 from trainwarden.testing.launcher import CHECKS, Case, Check
 from trainwarden.torchrun.agent import Agent, Begin, Over, Unreachable
 from trainwarden.torchrun.agent import Place as AgentPlace
@@ -52,34 +49,6 @@ BATCH = """#!/bin/sh
 srun sh -c 'touch {run_dir}/started-$SLURM_PROCID-$SLURM_RESTART_COUNT-$SLURMD_NODENAME; exec sleep 600'
 """
 FOUR_NODES = ("n1", "n2", "n3", "n4")
-
-
-class LocalStage:
-    """Two ranks under a supervisor in a thread."""
-
-    job, ranks, settings = "job", 2, {}
-
-    def __init__(self, run_dir: Path, _: object) -> None:
-        self._run_dir = run_dir
-        place = LocalJob(
-            command=(sys.executable, "-S", "-c", RANK), ranks=self.ranks, run_dir=run_dir, job=self.job, node="node"
-        )
-        supervisor = Supervisor(place, SystemClock(), config=SupervisorConfig(mode="auto", stop_grace_s=1.0))
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=lambda: supervisor.run(self._over.is_set))
-        self._thread.start()
-        self.launcher = make_launcher(EngineSettings(), Scope(job=self.job, node="node", run_dir=str(run_dir)))
-
-    def starts(self) -> int:
-        return len(list(self._run_dir.glob("started-*")))
-
-    def cut(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join(20.0)
-        assert not self._thread.is_alive()
 
 
 class SlurmStage:
@@ -277,10 +246,9 @@ class MemoryStage:
         self.cut()
 
 
-Ours = KubernetesStage | LocalStage | SlurmStage | TorchrunStage | WebhookStage
+Ours = KubernetesStage | SlurmStage | TorchrunStage | WebhookStage
 STAGES: dict[str, Callable[[Path, object], Ours]] = {
-    "kubernetes": KubernetesStage, "local": LocalStage, "slurm": SlurmStage,
-    "torchrun": TorchrunStage, "webhook": WebhookStage,
+    "kubernetes": KubernetesStage, "slurm": SlurmStage, "torchrun": TorchrunStage, "webhook": WebhookStage,
 }  # fmt: skip
 
 
@@ -361,6 +329,11 @@ def test_it_has_a_checked_config_and_is_made_with_a_scope(name: str, tmp_path: P
 def test_a_launcher_that_there_is_not_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match="there is no launchers plug-in 'slurmm'; there are: kubernetes, local, slurm, torchrun, webhook",
+        match="there is no launchers plug-in 'slurmm'; there are: kubernetes, slurm, torchrun, webhook",
     ):
         make_launcher(EngineSettings(launcher="slurmm"), Scope(job="j", node="n", run_dir=str(tmp_path)))
+
+
+def test_the_launcher_of_earlier_versions_names_its_successor() -> None:
+    with pytest.raises(ConfigError, match="launcher 'local' is gone, use 'torchrun' at engine"):
+        parse(EngineSettings, {"launcher": "local"}, "engine")

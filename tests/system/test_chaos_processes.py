@@ -33,8 +33,9 @@ FAULTS = 3
 def test_two_engines_that_are_killed_in_turn_do_everything_once(seed: int, tmp_path: Path) -> None:
     draw, run_dir = random.Random(seed), rundir.prepare(tmp_path / "run")
     address = f"embedded:{run_dir / 'bus.db'}"
-    launcher, bus = CountingLauncher(run_dir / rundir.LAUNCHER_SOCKET, seed), connect(address)
-    engines, ranks = [Engine(address, run_dir), Engine(address, run_dir)], Ranks(address, launcher)
+    launcher, bus = CountingLauncher(seed), connect(address)
+    engines = [Engine(address, run_dir, launcher.endpoint) for _ in range(2)]
+    ranks = Ranks(address, launcher)
     expected = {"i0/restart/1", *(f"i{number}/rebalance/1" for number in range(1, MANY))}
     try:
         for number in range(MANY):

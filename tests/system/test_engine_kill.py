@@ -1,7 +1,7 @@
 """kill -9 of the real engine at random moments, twenty seeds: every incident is acted upon, no action happens twice.
 
-The engine is a process of its own on the embedded bus; the launcher is a socket server in this test that carries out
-what it is asked, counts it, and answers late now and then, so that kills fall before, during and after the call. Some
+The engine is a process of its own on the embedded bus; the rendezvous is a server in this test that carries out what
+it is asked, counts it, and answers late now and then, so that kills fall before, during and after the call. Some
 operations are only accepted at first and done a while later, so that kills fall into the time of polling too.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import random
-import selectors
 import shutil
 import signal
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -19,12 +19,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from trainwarden import rundir
-from trainwarden.actions.launchers.local.control import CAPABILITIES, AskState, ControlServer, Poll, Reply, Request
+from trainwarden.actions.launchers.torchrun.messages import ENCODE, AskJobs, AskState, Poll, Question, Reply, Submit
+from trainwarden.actions.launchers.torchrun.operations import CAPABILITIES
 from trainwarden.bus.address import connect
 from trainwarden.launching import LauncherState, Report, refusal
 from trainwarden.protocols import Bus
@@ -40,34 +43,38 @@ from trainwarden.actions.engine.service import serve
 from trainwarden.self_metrics import log_to_stderr
 from trainwarden.settings import EngineSettings, Settings
 log_to_stderr()
-engine = EngineSettings(mode="auto", actions_per_hour=1000, cool_down_s=0.0)
+where = {"endpoint": sys.argv[3], "restarts_itself": False}
+engine = EngineSettings(mode="auto", actions_per_hour=1000, cool_down_s=0.0, launcher_settings=where)
 serve(Settings(job="job", bus=sys.argv[1], engine=engine), Path(sys.argv[2]), lambda: False)
 """
 INCIDENTS_PER_SEED = 5
 
 
 class CountingLauncher:
-    """The supervisor's place taken by something that counts. `calls` are arrivals, `effects` what was carried out."""
+    """The rendezvous' place taken by something that counts. `calls` are arrivals, `effects` what was carried out."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         self.effects: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self._done_at_s: dict[str, float] = {}
         self.splits: list[tuple[int, ...]] = []
         self.arrived = threading.Event()
         self._rng = random.Random(seed)
-        self._over = False
-        self._selector = selectors.DefaultSelector()
-        self._server = ControlServer(path, self._selector, self._handle)
-        self._thread = threading.Thread(target=self._loop)
+        launcher = self
+
+        class Line(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                asked = msgspec.json.decode(self.rfile.readline(), type=Question).ask
+                with suppress(ConnectionError):  # the engine that asked was killed
+                    self.wfile.write(ENCODE(launcher._handle(asked)) + b"\n")
+
+        self._server = socketserver.TCPServer(("127.0.0.1", 0), Line)  # one after the other
+        self.endpoint = f"127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
 
-    def _loop(self) -> None:
-        while not self._over:
-            for key, _ in self._selector.select(0.02):
-                key.data()
-
-    def _handle(self, request: Request) -> Reply:
+    def _handle(self, request: AskState | AskJobs | Submit | Poll) -> Reply:
+        assert not isinstance(request, AskJobs)
         if isinstance(request, AskState):
             phase = "running" if "i0/restart/1" in self.effects else "failed"
             return Reply(state=LauncherState(job="job", phase=phase, generation=len(self.effects)))
@@ -99,10 +106,9 @@ class CountingLauncher:
         time.sleep(self._rng.choice([0.0, 0.0, 0.02, 0.05]))
 
     def close(self) -> None:
-        self._over = True
+        self._server.shutdown()
         self._thread.join()
-        self._server.close()
-        self._selector.close()
+        self._server.server_close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,8 +128,8 @@ def run_dir() -> Iterator[Path]:
 
 
 @pytest.fixture
-def launcher(request: pytest.FixtureRequest, run_dir: Path) -> Iterator[CountingLauncher]:
-    made = CountingLauncher(run_dir / rundir.LAUNCHER_SOCKET, request.getfixturevalue("seed"))
+def launcher(request: pytest.FixtureRequest) -> Iterator[CountingLauncher]:
+    made = CountingLauncher(request.getfixturevalue("seed"))
     yield made
     made.close()
 
@@ -163,8 +169,8 @@ def adoption(rank: int, split: tuple[int, ...]) -> EventRecord:
 class Engine:
     """The engine's process, to be killed and started again."""
 
-    def __init__(self, address: str, run_dir: Path) -> None:
-        self._command = [sys.executable, "-c", ENGINE, address, str(run_dir)]
+    def __init__(self, address: str, run_dir: Path, endpoint: str) -> None:
+        self._command = [sys.executable, "-c", ENGINE, address, str(run_dir), endpoint]
         self._log = (run_dir / "engine.log").open("wb")
         self.start()
 
@@ -209,7 +215,7 @@ def test_no_action_twice_and_none_lost(seed: int, launcher: CountingLauncher, ru
     rng = random.Random(seed)
     address = f"embedded:{run_dir / 'bus.db'}"
     bus = connect(address)
-    engine, ranks = Engine(address, run_dir), Ranks(address, launcher)
+    engine, ranks = Engine(address, run_dir, launcher.endpoint), Ranks(address, launcher)
     expected = {"i0/restart/1", *(f"i{number}/rebalance/1" for number in range(1, INCIDENTS_PER_SEED))}
     try:
         numbers = iter(range(INCIDENTS_PER_SEED))

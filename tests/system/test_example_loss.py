@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -15,12 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.places import ROOT
+from tests.rank_environment import environment, put_plan
+from tests.system.runs import TORCHRUN
 from tests.torch_forks import TorchForks
 from trainwarden import rundir
-from trainwarden.actions.launchers.local.microbatch_plan import PlanFile
-from trainwarden.actions.launchers.local.ranks import LocalJob, environment
-from trainwarden.actions.launchers.local.supervisor import Supervisor
-from trainwarden.clock import SystemClock
 from trainwarden.hook import read_header
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -45,12 +42,11 @@ def train(torch_forks: TorchForks) -> Train:
         for folder in (rundir.HOOK, rundir.LOGS):
             (run_dir / folder).mkdir(parents=True, exist_ok=True)
         if split:
-            PlanFile(run_dir / rundir.PLAN).put(split, "the test says so", f"op-{split}")
+            put_plan(run_dir, split)
         words = [str(EXAMPLE), "--steps", str(steps), "--micro-batches", str(TOTAL), "--micro-batch-ms", "1"]
-        place = LocalJob(command=(), ranks=RANKS, run_dir=run_dir, job="job", node="node")
         log = rundir.rank_log(run_dir, 0)
         before = len(log.read_text()) if log.exists() else 0
-        own = environment(place, 0, 0, 0, os.environ)  # the launcher gives each rank its number
+        own = environment(run_dir)
         job = torch_forks.start([*words, *arguments], own, folder=run_dir, log=log, ranks=RANKS)
         code = job.wait()
         text = log.read_text()[before:]
@@ -112,7 +108,7 @@ def test_a_plan_that_comes_while_training_is_taken_up_by_all_ranks_at_one_step(
     while not (log.exists() and "step 2 " in log.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    PlanFile(tmp_path / rundir.PLAN).put((1, 6, 2), "while it runs", "op")
+    put_plan(tmp_path, (1, 6, 2))
     training.join(90.0)
     losses, text = found[0]
     assert "split (3, 3, 3)" in text
@@ -139,15 +135,13 @@ def test_it_runs_without_trainwarden(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "trainwarden.py").write_text("raise ImportError('not installed')")
     (tmp_path / "alone.py").write_bytes(EXAMPLE.read_bytes())
-    for folder in (rundir.HOOK, rundir.LOGS):
-        (tmp_path / folder).mkdir()
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     words = ("--steps", "2", "--micro-batches", "2", "--micro-batch-ms", "1")
-    command = (sys.executable, str(tmp_path / "alone.py"), *words)
-    place = LocalJob(command=command, ranks=2, run_dir=tmp_path, job="job", node="node")
-    assert Supervisor(place, SystemClock(), environ).run() == 0
-    assert "step 1 loss" in rundir.rank_log(tmp_path, 0).read_text()
-    assert json.loads((tmp_path / rundir.LAUNCHER_STATE).read_bytes())["ranks"] == 2
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", str(tmp_path / "alone.py"), *words]
+    ran = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "step 1 loss" in ran.stdout
+    assert "split (1, 1)" in ran.stdout
 
 
 def test_an_order_to_another_rank_may_vanish_at_any_moment(tmp_path: Path) -> None:

@@ -1,21 +1,22 @@
-"""kill -9 of agent, detector and engine at random moments: no record is lost, no action happens twice."""
+"""kill -9 of agent, detector and engine at random moments: no record is lost, no restart happens twice."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.system.torchrun_nodes import TorchrunNodes
 from trainwarden import rundir
+from trainwarden.actions.launchers.torchrun.operations import STOPPED_CODE
 from trainwarden.bus import address as buses
 from trainwarden.cli.ask.jobs_on_bus import read_jobs
+from trainwarden.cli.shared.engine_beside import as_toml
 from trainwarden.cli.shared.stack import LocalStack
 from trainwarden.protocols import Bus
 from trainwarden.records import EventRecord, LogRecord
@@ -28,9 +29,10 @@ SEEDS = range(10)  # 200 more in one process, and of engines alone: tests/chaos,
 # A rank that does nothing but write: lines must arrive whole and in order whoever is killed.
 RANK = """
 import itertools, os, time
-for number in itertools.count():
-    print(f"attempt {os.environ['TRAINWARDEN_ATTEMPT']} line {number}", flush=True)
-    time.sleep(0.02)
+with open(f"{os.environ['TRAINWARDEN_RUN_DIR']}/logs/rank-{os.environ['RANK']}.log", "a") as log:
+    for number in itertools.count():
+        print(f"attempt {os.environ['TRAINWARDEN_ATTEMPT']} line {number}", flush=True, file=log)
+        time.sleep(0.02)
 """
 
 
@@ -44,7 +46,7 @@ def wait_for(what: str, true: Callable[[], object], stack: LocalStack, timeout_s
 
 
 def rank_pid(run_dir: Path, rank: int) -> int | None:
-    """The rank's process: the child of the supervisor whose environment says so."""
+    """The rank's process: the one whose environment says so."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -74,17 +76,21 @@ def lines_on_bus(bus: Bus, source_rank: int) -> list[str]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_lost_and_nothing_is_done_twice(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
-    run_dir = rundir.prepare(tmp_path / "run")
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    nodes = TorchrunNodes(tmp_path, str(script), nodes=1)
+    run_dir = rundir.prepare(nodes.run_dir("node"))
     address = f"embedded:{tmp_path / 'bus.db'}"
     environ = {
         "TRAINWARDEN_JOB": "job", "TRAINWARDEN_NODE": "node", "TRAINWARDEN_BUS": address,
         "TRAINWARDEN_STATE_DIR": str(tmp_path / "state"), "TRAINWARDEN_ENGINE_MODE": "auto",
+        "TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS": as_toml(nodes.settings),
     }  # fmt: skip
     stack = LocalStack(run_dir, environ)
     try:
         for service in SERVICES:
             stack.start(service)
-        stack.start("supervise", "--nproc", "2", "--mode", "auto", "--", sys.executable, "-c", RANK)
+        nodes.start("node", PET_NPROC_PER_NODE="2", TRAINWARDEN_JOB="job")
         log = rundir.rank_log(run_dir, 1)
         wait_for("the ranks", lambda: log.exists() and log.stat().st_size > 500, stack)
         victim = rank_pid(run_dir, 1)
@@ -97,15 +103,17 @@ def test_nothing_is_lost_and_nothing_is_done_twice(seed: int, tmp_path: Path) ->
             os.kill(stack.pid(service), signal.SIGKILL)
             stack.start(service)
         bus = buses.connect(address)
-        wait_for("the restart to be recorded", lambda: _outcomes(bus)[-1:] == ["done"], stack)
+        wait_for("the restart to be recorded", lambda: _outcomes(bus)[-1:] == ["skipped"], stack)
         wait_for("the restarted ranks to write", lambda: b"attempt 1 line 20" in log.read_bytes(), stack)
         time.sleep(1.0)  # long enough for a second action or incident to show itself
-        stack.stop("supervise")
+        assert nodes.ask("stop").state == "done"
+        assert nodes.codes() == {"node": STOPPED_CODE}
         written = log.read_text().splitlines()
         wait_for("the last line", lambda: lines_on_bus(bus, 1)[-1:] == written[-1:], stack)
-        _check(bus, run_dir, written)
+        _check(bus, written)
         bus.close()
     finally:
+        nodes.close()
         stack.stop()
 
 
@@ -114,15 +122,13 @@ def _outcomes(bus: Bus) -> list[str]:
     return [record.outcome for record in views["job"].action_history] if "job" in views else []
 
 
-def _check(bus: Bus, run_dir: Path, written: list[str]) -> None:
+def _check(bus: Bus, written: list[str]) -> None:
     assert lines_on_bus(bus, 1) == written
     view = read_jobs(bus, "job")["job"]
     assert [incident.kind for incident in view.incidents.values()] == ["crash"]
     assert {action.kind for action in view.actions.values()} == {"restart_process"}
     assert len(view.actions) == 1
-    # The launcher's own account: started once, restarted once.
-    operations = json.loads((run_dir / rundir.LAUNCHER_STATE).read_bytes())["operations"]
-    assert operations == {action: {"state": "done"} for action in view.actions}
+    # The ranks' own account: started once, restarted once, by torchrun.
     starts = {line.split()[1] for line in written}
     assert starts == {"0", "1"}
     told = [m.record for m in bus.read(EVENTS) if isinstance(m.record, EventRecord)]

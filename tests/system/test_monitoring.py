@@ -40,7 +40,7 @@ ABSENT = re.compile(r"DCGM_|trainwarden_(trainer|archive|keeper)_|trainwarden_mo
 
 
 class Scene:
-    """A training job of two ranks under the local launcher, whose engine waits for a person's word; and the servers."""
+    """A training job of two ranks under `launch`, whose engine waits for a person's word; and the servers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run_dir = folder, folder / "run"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.rank_environment import environment
 from tests.torch_forks import TorchForks
 from trainwarden import rundir
-from trainwarden.actions.launchers.local.ranks import LocalJob, environment
 from trainwarden.clock import SystemClock
 from trainwarden.collectors.parallel_layout.collector import ParallelLayoutCollector
 from trainwarden.parallelism.board import LayoutBoard
@@ -47,8 +46,7 @@ def test_groups_of_a_device_mesh(torch_forks: TorchForks, tmp_path: Path) -> Non
         (tmp_path / folder).mkdir()
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     log = rundir.rank_log(tmp_path, 0)
-    place = LocalJob(command=(), ranks=RANKS, run_dir=tmp_path, job="job", node="node")
-    own = environment(place, 0, 0, 0, os.environ)
+    own = environment(tmp_path)
     job = torch_forks.start([str(tmp_path / "train.py")], own, folder=tmp_path, log=log, ranks=RANKS)
     clock = SystemClock()
     while len(list(tmp_path.glob("done-*"))) < RANKS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import textwrap
 import time
@@ -12,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.rank_environment import environment, put_plan
 from tests.torch_forks import Forked, TorchForks
 from trainwarden import rundir
-from trainwarden.actions.launchers.local.microbatch_plan import PlanFile
-from trainwarden.actions.launchers.local.ranks import LocalJob, environment
 from trainwarden.hook import Header, read_header
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -74,10 +72,9 @@ def start(torch_forks: TorchForks) -> Run:
         for folder in (rundir.HOOK, rundir.LOGS):
             (run_dir / folder).mkdir(parents=True)
         if plan:
-            PlanFile(run_dir / rundir.PLAN).put(plan, "the test says so", "op")
+            put_plan(run_dir, plan)
         (run_dir / "train.py").write_text(textwrap.dedent(SCRIPT))
-        place = LocalJob(command=(), ranks=RANKS, run_dir=run_dir, job="job", node="node")
-        own = environment(place, 0, 0, 0, os.environ)
+        own = environment(run_dir)
         words = [str(run_dir / "train.py"), kind, str(steps)]
         return torch_forks.start(words, own, folder=run_dir, log=rundir.rank_log(run_dir, 0), ranks=RANKS)
 

@@ -38,7 +38,7 @@ REMEDIES = """
 
 
 class Launch:
-    """Four ranks of node-b under the local launcher and an engine in mode auto."""
+    """Four ranks of node-b under `launch` and an engine in mode auto."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "site").mkdir()

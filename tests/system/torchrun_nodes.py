@@ -48,9 +48,8 @@ class TorchrunNodes:
         [self.port] = free_ports(1)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.service = self.serve()
-        config = plugins.configure(
-            TorchrunLauncher, {"endpoint": f"127.0.0.1:{self.port}", "token_file": str(self._token)}, "launcher"
-        )
+        self.settings = {"endpoint": f"127.0.0.1:{self.port}", "token_file": str(self._token)}
+        config = plugins.configure(TorchrunLauncher, self.settings, "launcher")
         self.launcher = TorchrunLauncher(config, Scope(job="job", node="node", run_dir=str(tmp_path)))
 
     def serve(self) -> subprocess.Popen[bytes]:

@@ -18,7 +18,6 @@ class Entry(NamedTuple):
     """``module:function``; the function returns the exit code."""
     line: str
     """The first line of the function's docstring: the list of commands is shown without importing any."""
-    hidden: bool = False
 
 
 class LazyGroup(TyperGroup):
@@ -28,7 +27,7 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        listed = {name: TyperCommand(name, help=entry.line, hidden=entry.hidden) for name, entry in self.table.items()}
+        listed = {name: TyperCommand(name, help=entry.line) for name, entry in self.table.items()}
         self.commands.update(listed)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:

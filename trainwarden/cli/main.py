@@ -69,11 +69,6 @@ _COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.serve.keeper:keeper",
         "The keeper of a node: copies checkpoints in memory to the next node and the store, until stopped.",
     ),
-    "supervise": Entry(
-        "trainwarden.cli.serve.supervise:supervise",
-        "The local launcher alone (started by launch and demo).",
-        hidden=True,
-    ),
     "up": Entry(
         "trainwarden.cli.serve.up:up",
         "Agent, detector, engine and page on this machine with the embedded bus, until Ctrl-C.",
@@ -207,9 +202,8 @@ class Commands(LazyGroup):
         formatter.write("\nCommands:\n")
         for title, names in {**GROUPS, "Set up": SET_UP}.items():
             width = formatter.width - 6 - max(map(len, names))
-            shown = [name for name in names if not self.table[name].hidden]
             with formatter.section(title):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in shown])
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
 
 
 def _end(code: int, **_options: object) -> None:

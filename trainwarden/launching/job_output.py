@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 LOG_BYTES: Final = 256 * 1024 * 1024
-MOST_SAYINGS: Final = 64
 _READ_BYTES: Final = 65_536
 _LONGEST_LINE: Final = 65_536  # a longer one is cut
 _QUEUE_BYTES: Final = 8 * 1024 * 1024  # of output that waits for the disk
@@ -49,52 +48,6 @@ class OutputSink:
                     ready.poll(1000)
                 except OSError:
                     self.gone = True
-
-
-class NoticeWriter:
-    """Sentences of ours for an outlet, from a thread of its own: a reader that stands still holds up nobody who speaks.
-
-    What comes while `MOST_SAYINGS` wait is let go; how many were is the next thing said.
-    """
-
-    def __init__(self, outlet: OutputSink) -> None:
-        self._outlet = outlet
-        self._queue: deque[str] = deque()
-        self._dropped = 0
-        self._busy = self._closed = False
-        self._changed = threading.Condition()
-        threading.Thread(target=self._run, name="sayings", daemon=True).start()
-
-    def say(self, sentence: str) -> None:
-        """Show `sentence` soon."""
-        with self._changed:
-            if len(self._queue) >= MOST_SAYINGS:
-                self._dropped += 1
-                return
-            self._queue.append(sentence)
-            self._changed.notify_all()
-
-    def close(self, timeout_s: float) -> None:
-        """Wait for what is still to be said, at most so long, and say no more. Safe twice."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
-            self._closed = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._queue or self._closed)
-                if self._closed:
-                    return
-                sentences, self._busy = list(self._queue), True
-                self._queue.clear()
-                if self._dropped:
-                    sentences.append(f"{self._dropped} more sentences were not shown: nobody read them")
-                    self._dropped = 0
-            self._outlet.write("".join(f"trainwarden: {sentence}\n" for sentence in sentences).encode())
 
 
 class LogWriter:

@@ -6,6 +6,7 @@ A disk may be full or stand still for ever: what is written here, no rank and no
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import re
@@ -26,6 +27,8 @@ from trainwarden.hook import read_header
 from trainwarden.torchrun.exits import Exit
 from trainwarden.torchrun.files import opened, put_whole
 from trainwarden.torchrun.memory import STORE, MemoryFolder
+
+log = logging.getLogger("trainwarden.torchrun")
 
 LOOK_S: Final = 2.0  # between two looks for a checkpoint
 CLOSE_S: Final = 2.0  # what is not written by then at the end of a job is left out
@@ -81,6 +84,7 @@ class Surroundings:
             (self.run_dir / rundir.HOOK).mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write_place()
         self._folder = store = environ.get(STORE) or environ.get("TRAINWARDEN_CHECKPOINTS")
+        self._passed_over = ""
         self._memory: MemoryFolder | None = None
         if environ.get(STORE) and store:
             self._memory = MemoryFolder(
@@ -286,6 +290,9 @@ class Surroundings:
         search = Search(folder)
         search.wait(SEARCH_S)
         found = search.found if search.done else None
+        if found is not None and found.beside not in ("", self._passed_over):
+            log.warning("trainwarden: checkpoints: %s", found.beside)
+            self._passed_over = found.beside
         return None if found is None else (found.step, words(found.path.absolute()))
 
 

@@ -1,4 +1,4 @@
-"""A validation in the middle of a job: the ranks stand still or are gone, what is measured is alone, and all go on.
+"""A validation in the middle of a job: the ranks stand still, what is measured is alone, and all go on.
 
 Nothing here waits: `advance` is called ten times a second.
 """
@@ -32,7 +32,6 @@ class Ranks(Protocol):
     def failed(self) -> Collection[int]: ...
     @property
     def running(self) -> Collection[int]: ...
-    def ask_to_stop(self, ranks: Sequence[int]) -> None: ...
     def stands(self) -> Mapping[int, int | None]: ...
 
 
@@ -63,7 +62,6 @@ class Validating:
         self._until_s = 0.0
         self._child: Measurement | None = None
         self._error: str | None = None
-        self._down = False
         self.stage: Literal["", "starts", "waits for the ranks", "measures"] = ""
         self._go_on()
 
@@ -76,7 +74,6 @@ class Validating:
     def begin(self, operation: Operation) -> None:
         """Start its process, while the ranks go on."""
         self.stage, self._error, self._until_s = "starts", None, self._clock.monotonic_s() + START_S
-        self._down = bool(self._runner.failed)
         try:
             self._child = self._measure(self._place, operation.plan.checks or CHECKS)
         except OSError as error:  # no memory or process slot
@@ -104,7 +101,7 @@ class Validating:
             return Outcome(None, self._error)
         if not self._runner.running and not self._runner.failed:
             return Outcome(None, "the job ended before it was validated")
-        if self._runner.failed and not self._down and self.stage != "measures":
+        if self._runner.failed and self.stage != "measures":
             return Outcome(None, "the job failed before it was validated")  # its restart must not wait for this
         missing = self._missing()
         if self.stage == "measures" and missing:
@@ -134,11 +131,8 @@ class Validating:
         return f"{len(missing)} of {self._place.ranks} ranks did not stand still within {STAND_S:.0f} s"
 
     def _gather(self) -> None:
-        """Ask the ranks to stand still. Of a job that has failed those that are left are ended, as by its restart."""
+        """Ask the ranks to stand still."""
         self._number += 1  # none of these ranks has heard of it: they end with this launcher
-        if self._down:
-            self._runner.ask_to_stop(range(self._place.ranks))
-            return
         until_s = self._clock.now_s() + STAND_S + LIMIT_S + SPARE_S
         try:
             save_json(self._pause, {"number": self._number, "until_s": until_s})

@@ -5,7 +5,7 @@ It sees the job by its table, once at each of the service's looks; nothing here 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -55,9 +55,6 @@ class _RanksHere:
         """All ranks, where another round is wanted."""
         memory = None if self.table is None else self.table.memory
         return () if memory is None or memory.target == memory.round else range(max(1, memory.world))
-
-    def ask_to_stop(self, ranks: Sequence[int]) -> None:
-        """torchrun itself ends those that are left of a round that failed."""
 
     def stands(self) -> Mapping[int, int | None]:
         running, found = self.running, dict[int, Header]()

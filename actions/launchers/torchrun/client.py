@@ -12,8 +12,16 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from trainwarden.actions.launchers.local.control import AskJobs, AskState, Poll, Reply, Submit
-from trainwarden.actions.launchers.torchrun.messages import ENCODE, MAX_BYTES, Question
+from trainwarden.actions.launchers.torchrun.messages import (
+    ENCODE,
+    MAX_BYTES,
+    AskJobs,
+    AskState,
+    Poll,
+    Question,
+    Reply,
+    Submit,
+)
 from trainwarden.actions.launchers.torchrun.operations import CAPABILITIES, CAPABILITIES_HERE
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable

@@ -9,8 +9,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from trainwarden.actions.launchers.local.control import AskJobs, AskState, Poll, Submit
-from trainwarden.launching import Report, Verb
+from trainwarden.launching import LauncherState, Operation, OperationId, Report, Verb
 
 MAX_BYTES: Final = 1 << 20  # of a line: the seats of 4,096 nodes fit
 KEPT_OPERATIONS: Final = 64
@@ -23,6 +22,48 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=MOST_ROUND)]
 Nodes = Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)]
 Ranks = Annotated[tuple[Number, ...], msgspec.Meta(max_length=1024)]
 Grow = Literal["worth", "now", "restart"]
+
+
+class AskState(msgspec.Struct, frozen=True, tag="state", tag_field="do"):
+    """What is true now?"""
+
+    job: str
+
+
+class AskJobs(msgspec.Struct, frozen=True, tag="jobs", tag_field="do"):
+    """Which jobs are there for the coordinator?"""
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="do"):
+    """Carry `operation` out."""
+
+    operation: Operation
+
+
+class Poll(msgspec.Struct, frozen=True, tag="poll", tag_field="do"):
+    """How far is the operation of that id?"""
+
+    job: str
+    operation: OperationId
+
+
+class JobSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose nodes were started with a weight: it needs `minimum` nodes, and uses `maximum`."""
+
+    job: str
+    weight: float
+    minimum: int
+    maximum: int
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A state, or a report; else `error` is one sentence why there is neither, or `later` why not yet: ask again."""
+
+    state: LauncherState | None = None
+    report: Report | None = None
+    jobs: tuple[JobSeen, ...] = ()
+    error: str | None = None
+    later: str | None = None
 
 
 class Seat(msgspec.Struct, frozen=True):

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from trainwarden.actions.launchers.local.control import AskState, Poll, Reply, Submit
 from trainwarden.actions.launchers.torchrun.members import Member
-from trainwarden.actions.launchers.torchrun.messages import KEPT_OPERATIONS, Kept, Split
+from trainwarden.actions.launchers.torchrun.messages import KEPT_OPERATIONS, AskState, Kept, Poll, Reply, Split, Submit
 from trainwarden.actions.launchers.torchrun.table import JobTable
 from trainwarden.launching import (
     NODE_VERBS,

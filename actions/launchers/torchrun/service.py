@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import msgspec
 
-from trainwarden.actions.launchers.local.control import AskJobs, JobSeen, Reply, Submit
 from trainwarden.actions.launchers.torchrun.checks import JobChecks
 from trainwarden.actions.launchers.torchrun.messages import (
     BEAT,
@@ -23,11 +22,15 @@ from trainwarden.actions.launchers.torchrun.messages import (
     FIRST,
     MAX_BYTES,
     MOST_NODES,
+    AskJobs,
     Beat,
     Hello,
+    JobSeen,
     Question,
     Refused,
+    Reply,
     Ring,
+    Submit,
 )
 from trainwarden.actions.launchers.torchrun.operations import answer, end_operations
 from trainwarden.actions.launchers.torchrun.rings import Rings

@@ -5,13 +5,13 @@ from __future__ import annotations
 import queue
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from trainwarden.actions.launchers.local.ranks import call_recording
 from trainwarden.actions.launchers.torchrun.checks import JobChecks, JobPlace
 from trainwarden.actions.launchers.torchrun.host import RendezvousHost
 from trainwarden.actions.remedies.policy import Mode, Rules
@@ -134,6 +134,19 @@ class JobHere:
         if self._output is not None:
             self._output.close()
         self._host = self._output = None
+
+
+@cache
+def call_recording() -> Mapping[str, str]:
+    """What torch before 2.9 needs to record calls, or nobody can say who broke a collective (docs/detection.md).
+
+    Newer ones record by themselves, and each rank of theirs would warn of the old name.
+    """
+    try:
+        newer = tuple(int(part) for part in version("torch").split(".")[:2]) >= (2, 9)
+    except (PackageNotFoundError, ValueError):
+        newer = False
+    return {} if newer else {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 
 def _why(log: Path) -> str:

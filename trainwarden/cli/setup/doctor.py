@@ -76,7 +76,7 @@ def _check_bus(settings: Settings) -> dict[str, str]:
 
 
 def _check_checkpoints(settings: Settings) -> dict[str, str]:
-    """Whether restarts under the local launcher can be verified."""
+    """Whether restarts of `launch` can be verified."""
     folder = checkpoints_of(settings)
     if folder is None:
         return _row("checkpoints", "note", NO_CHECKPOINTS)

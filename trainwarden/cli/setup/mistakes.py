@@ -34,11 +34,11 @@ def mistakes(kind: type[Any], raw: Mapping[str, Any], at: Path_ = ()) -> tuple[l
     Examples
     --------
     >>> from trainwarden.settings import EngineSettings
-    >>> found, left = mistakes(EngineSettings, {"mode": "yolo", "modus": 1, "launcher": "local"}, ("engine",))
+    >>> found, left = mistakes(EngineSettings, {"mode": "yolo", "modus": 1, "launcher": "slurm"}, ("engine",))
     >>> [(one.place, one.sentence) for one in found]
     [(('engine', 'mode'), "invalid enum value 'yolo' at mode"), (('engine', 'modus'), 'unknown key `modus`')]
     >>> left
-    {'launcher': 'local'}
+    {'launcher': 'slurm'}
     """
     left = copy.deepcopy(dict(raw))
     found: list[Mistake] = []

@@ -11,7 +11,7 @@ from tests.doubles import ManualClock
 from tests.engine_doubles import MemoryBus, MemoryConsumer
 from tests.unit.actions.launchers.torchrun.agents import World
 from trainwarden.actions.coordinator.coordinator import Coordinator
-from trainwarden.actions.launchers.local.control import AskState, Poll, Submit
+from trainwarden.actions.launchers.torchrun.messages import AskState, Poll, Submit
 from trainwarden.actions.launchers.torchrun.operations import CAPABILITIES, answer
 from trainwarden.actions.remedies.policy import Rules
 from trainwarden.errors import LauncherError, LauncherUnavailable

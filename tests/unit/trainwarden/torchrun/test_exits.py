@@ -292,3 +292,42 @@ def test_the_newest_checkpoint_is_told_whenever_it_is_another(tmp_path):
     assert told.wait(PATIENCE_S)
     around.close()
     assert (found, around.looks) == ([20], True)
+
+
+def test_newer_checkpoints_that_are_not_whole_are_said_to_be_passed_over(tmp_path, caplog):
+    for step in (20, 30):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-20" / "trainer_state.json").write_text(json.dumps({"global_step": 20}))
+    told = threading.Event()
+    environ = {"TRAINWARDEN_RUN_DIR": str(tmp_path / "run"), "TRAINWARDEN_CHECKPOINTS": str(tmp_path)}
+    around = Surroundings("j", "n", environ, lambda _: told.set())
+    around.start()
+    assert told.wait(PATIENCE_S)
+    around.close()
+    assert [one.message for one in caplog.records] == [
+        "trainwarden: checkpoints: checkpoint-30 is newer than checkpoint-20 and not whole, so it is passed over"
+    ]
+
+
+def test_a_folder_that_does_not_answer_holds_nobody_up(tmp_path, monkeypatch):
+    """The ranks start without it, and what it says at last is of no further interest."""
+    answers, asked = threading.Event(), threading.Event()
+
+    def silent(folder):
+        asked.set()
+        answers.wait(PATIENCE_S)
+
+    monkeypatch.setattr("trainwarden.checkpoints.newest.newest", silent)
+    monkeypatch.setattr("trainwarden.torchrun.surroundings.SEARCH_S", 0.05)
+    told = []
+    environ = {"TRAINWARDEN_RUN_DIR": str(tmp_path / "run"), "TRAINWARDEN_CHECKPOINTS": str(tmp_path)}
+    around = Surroundings("j", "n", environ, told.append)
+    began_s = time.monotonic()
+    around.start()
+    assert asked.wait(PATIENCE_S)
+    around.look_again()
+    around.prepare(1, None)
+    around.close()
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+    answers.set()
+    assert ("TRAINWARDEN_RESUME_FROM" in environ, told) == (False, [])

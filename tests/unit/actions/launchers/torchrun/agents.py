@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from trainwarden.actions.launchers.local.control import Submit
 from trainwarden.actions.launchers.torchrun.checks import JobChecks
-from trainwarden.actions.launchers.torchrun.messages import Beat, Checkpoint, Failure, Grow, Hello, Memory
+from trainwarden.actions.launchers.torchrun.messages import Beat, Checkpoint, Failure, Grow, Hello, Memory, Submit
 from trainwarden.actions.launchers.torchrun.operations import answer, end_operations, state_of
 from trainwarden.actions.launchers.torchrun.table import JobTable
 from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.actions.launchers.torchrun.agents import World
-from trainwarden.actions.launchers.local.control import AskState, Poll, Submit
+from trainwarden.actions.launchers.torchrun.messages import AskState, Poll, Submit
 from trainwarden.actions.launchers.torchrun.operations import STOPPED_CODE, answer
 from trainwarden.actions.launchers.torchrun.table import UNTOLD_S, JobTable
 from trainwarden.launching import Operation, Targets

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from trainwarden import rundir
+from trainwarden.cli.run import job_here
 from trainwarden.cli.run.rank_output import RankOutput
 from trainwarden.cli.run.torchrun_here import RANK, failed_rank_code, ranks_words
 from trainwarden.records import EventRecord
@@ -101,3 +103,20 @@ def test_a_forked_script_runs_as_by_itself_and_comes_back_where_it_ends_well(
         assert first == "Traceback (most recent call last):"
         assert where.split(",")[0] == f'  File "{script}"'
         assert ended.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize(("torch", "told"), [("2.8.0+cu128", True), ("2.9.1", False), ("2.15.0", False), (None, True)])
+def test_only_older_torch_is_told_to_record_its_calls(torch: str | None, told: bool) -> None:
+    """Newer ones do by themselves, and warn of the name in every rank."""
+
+    def version(_: str) -> str:
+        if torch is None:
+            raise PackageNotFoundError
+        return torch
+
+    job_here.call_recording.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_here, "version", version)
+        made = job_here.call_recording()
+    job_here.call_recording.cache_clear()
+    assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in made) is told

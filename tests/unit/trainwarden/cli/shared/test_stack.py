@@ -55,7 +55,7 @@ def test_a_settings_file_is_the_services_and_no_word_of_the_command_behind_the_d
     started: list[list[str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
     config = tmp_path / "site.toml"
-    LocalStack(tmp_path, {}, config).start("supervise", "--nproc", "2", "--", "python", "train.py", "--steps", "3")
+    LocalStack(tmp_path, {}, config).start("keeper", "--job", "j", "--", "python", "train.py", "--steps", "3")
     (words,) = started
     ours, theirs = words[: words.index("--")], words[words.index("--") + 1 :]
     assert theirs == ["python", "train.py", "--steps", "3"]

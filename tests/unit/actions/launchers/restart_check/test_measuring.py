@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 from trainwarden import rundir
-from trainwarden.actions.launchers.local.ranks import LocalJob
 from trainwarden.actions.launchers.restart_check.measuring import Measurement
+from trainwarden.actions.launchers.torchrun.checks import JobPlace
 
 pytestmark = pytest.mark.thorough  # starts processes
 
 
-def place(run_dir: Path, ranks: int = 2) -> LocalJob:
-    return LocalJob(command=("true",), ranks=ranks, run_dir=run_dir, job="job", node="node-b")
+def place(run_dir: Path, ranks: int = 2) -> JobPlace:
+    return JobPlace(ranks=ranks, run_dir=run_dir, job="job", node="node-b")
 
 
 def wait_for(what: Callable[[], bool]) -> None:
