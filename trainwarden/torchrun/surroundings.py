@@ -32,6 +32,7 @@ log = logging.getLogger("trainwarden.torchrun")
 
 LOOK_S: Final = 2.0  # between two looks for a checkpoint
 CLOSE_S: Final = 2.0  # what is not written by then at the end of a job is left out
+LOOKED_S: Final = 10.0  # shared storage is read within a second; a folder that takes longer keeps no job down
 SEARCH_S: Final = 60.0  # a look that has not ended by then is given up, and its thread left behind
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -78,6 +79,8 @@ class Surroundings:
         self.node, self._environ, self._checkpoint = node, environ, checkpoint
         self.run_dir = Path(given) if given else _made(job)
         self._over, self._wake = threading.Event(), threading.Event()
+        self._looks = threading.Condition()
+        self._asked = self._answered = 0
         self._unwritten: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
         with suppress(OSError):
@@ -106,8 +109,13 @@ class Surroundings:
             ).start()
 
     def look_again(self) -> None:
-        """Look for checkpoints at once: the next round goes on from the newest."""
-        self._wake.set()
+        """Look for checkpoints at once, and wait for that look: the next round goes on from the newest."""
+        if not self._folder:
+            return
+        with self._looks:
+            self._asked = asked = self._asked + 1
+            self._wake.set()
+            self._looks.wait_for(lambda: self._answered >= asked, LOOKED_S)
 
     def tell_keeper(self, said: dict[str, Any]) -> None:
         """Tell this node's keeper by which ``host`` others reach it, or the ``ring`` of the newest round."""
@@ -275,13 +283,18 @@ class Surroundings:
             if seen is not None:
                 self._wake.wait(LOOK_S)
                 self._wake.clear()
+            asked = self._asked
             now = self._newest(folder)
+            if now is not None and now != seen:
+                self._checkpoint({"step": now[0], "path": now[1]})
+            with self._looks:
+                self._answered = asked
+                self._looks.notify_all()
             if now is None:
                 self._wake.wait(LOOK_S)
                 self._wake.clear()
-            elif now != seen:
+            else:
                 seen = now
-                self._checkpoint({"step": now[0], "path": now[1]})
 
     def _newest(self, folder: Path) -> tuple[int, str] | None:
         """Step and path of the newest whole checkpoint; of those in memory, of what would survive this node."""

@@ -7,7 +7,7 @@ then never begin a round each. Agents carry what was decided (`words.Memory`); t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -249,8 +249,11 @@ class JobTable:
                 self.come_back(now_s, f"a checkpoint of step {step} is complete, and {more} more nodes wait")
 
     def _went_on(self, seated: Sequence[Member]) -> bool:
-        """Whether no script has started over though it was given a checkpoint; else it would overwrite that one."""
-        newest = 0 if self.memory.resume is None else self.memory.resume.step
+        """Whether no script has started over though it was given a checkpoint; else it would overwrite that one.
+
+        In the first round it may leave out what lies in the folder: a person has started it, perhaps anew on purpose.
+        """
+        newest = 0 if self.memory.resume is None or self.memory.round == 1 else self.memory.resume.step
         for one in seated:
             first, given = one.beat.first_step, newest if one.beat.restored is None else one.beat.restored
             if first is not None and one.beat.at == self.memory.round and first < given:
@@ -308,7 +311,11 @@ class JobTable:
 
     def _newest(self) -> Checkpoint | None:
         """The newest checkpoint that all nodes see which see any: one may see it before the others do."""
-        seen = [one.beat.checkpoint for one in self.seated.values() if one.beat.checkpoint is not None]
+        return self._newest_of(self.seated.values())
+
+    @staticmethod
+    def _newest_of(members: Iterable[Member]) -> Checkpoint | None:
+        seen = [one.beat.checkpoint for one in members if one.beat.checkpoint is not None]
         return min(seen, key=lambda one: one.step, default=None)
 
     # --- the next round ----------------------------------------------------------------------------------------------
@@ -358,7 +365,8 @@ class JobTable:
                 self.end(CANNOT_CODE, f"{finished[0]} has finished already, so the job cannot begin anew without it")
             return
         if self.majority(now_s) and (self.checks is None or self.checks.is_open(self.memory.target)):
-            seats, newest = self._seats(waiting), self._newest()
+            seats = self._seats(waiting)
+            newest = self._newest() if self.memory.round else self._newest_of(waiting)
             first = self.members.get(seats[0].life)
             assert first is not None  # it waits
             self.change(

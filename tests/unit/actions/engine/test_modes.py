@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
+import msgspec
 import pytest
 
 from tests.engine_doubles import Rig
 from trainwarden.actions.remedies.policy import Rules
-from trainwarden.cli.run.launch import _waits_for
 from trainwarden.errors import ConfigError
 from trainwarden.launching import Capabilities
 from trainwarden.records import ActionKind, IncidentKind, Suspect
@@ -113,7 +113,7 @@ def test_a_job_that_is_down_waits_for_whom_may_restart_it(
     mode: Literal["observe", "confirm", "auto"], waits: str
 ) -> None:
     engine = EngineSettings(policy={"modes": {"restart_process": "confirm", "others": "auto"}})
-    assert _waits_for(engine, mode) == waits
+    assert Rules.of(msgspec.structs.replace(engine, mode=mode)).mode_of("restart_process") == waits
 
 
 @pytest.mark.parametrize("modes", [{"restart": "auto"}, {"restart_process": "yes"}, {"others": 1}])

@@ -294,6 +294,22 @@ def test_the_newest_checkpoint_is_told_whenever_it_is_another(tmp_path):
     assert (found, around.looks) == ([20], True)
 
 
+def test_a_round_waits_for_the_look_that_it_asked_for(tmp_path):
+    """Else ranks would start without a checkpoint that lies there, or from the one before the newest."""
+    found = []
+    environ = {"TRAINWARDEN_RUN_DIR": str(tmp_path / "run"), "TRAINWARDEN_CHECKPOINTS": str(tmp_path / "checkpoints")}
+    around = Surroundings("j", "n", environ, lambda one: found.append(one["step"]))
+    for step in (3, 20):
+        folder = tmp_path / "checkpoints" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        if step == 3:
+            around.start()
+        around.look_again()
+        assert found[-1] == step
+    around.close()
+
+
 def test_newer_checkpoints_that_are_not_whole_are_said_to_be_passed_over(tmp_path, caplog):
     for step in (20, 30):
         (tmp_path / f"checkpoint-{step}").mkdir()

@@ -45,7 +45,9 @@ def test_no_service_is_waited_for_whose_log_was_planted(tmp_path: Path, kind: st
     (tmp_path / LOG_NAME).symlink_to(elsewhere)
     before = elsewhere.read_text()
     memory = str(tmp_path / "memory")
-    keeper = MemoryFolder("j", str(tmp_path), {"TRAINWARDEN_CHECKPOINT_MEMORY": memory}, tmp_path, alone=True)
+    environ = {"TRAINWARDEN_CHECKPOINT_MEMORY": memory}
+    keeper = MemoryFolder("j", str(tmp_path), environ, tmp_path, node="n", alone=True, found=print)
+    in_time(keeper._start)
     in_time(keeper.start)
     agent = NodeAgent("j", "n", tmp_path, os.environ)
     in_time(lambda: agent._start("embedded:nowhere/bus.db"))

@@ -171,6 +171,19 @@ def test_the_newest_checkpoint_that_all_see_is_handed_out():
     assert world.table.memory.resume.path == "/checkpoints/step-20.pt"
 
 
+def test_the_first_round_goes_on_from_what_lies_in_the_folder_but_may_start_over():
+    world = World(least=2, most=2)
+    for node in ("a", "b"):
+        world.start(node).sees(40)
+    world.pass_s(1.0)
+    assert world.table.memory.resume is not None
+    assert (world.table.memory.round, world.table.memory.resume.step) == (1, 40)
+    agent = world.agents["b"]
+    agent.beat = msgspec.structs.replace(agent.beat, first_step=0)
+    world.pass_s(0.5)
+    assert world.table.memory.over is None
+
+
 def test_a_job_whose_ranks_have_all_ended_well_is_over_for_spares_too():
     world = with_spare()
     world.agents["a"].finish()
