@@ -53,6 +53,6 @@ def test_a_lost_node_is_made_up_for_and_three_ranks_become_two(
     filled = [folder.fill("third") for folder in fewer.folders.values()]
     assert [one.words for one in filled] == [
         "step 10 is restored from memory of b",
-        "step 10 is restored from memory of a and the neighbour's memory of a",
+        "step 10 is restored from the neighbour's memory of a",
     ]
     ranks(torch_forks, tmp_path, "load", 10, paths[:2])
