@@ -335,5 +335,5 @@ def test_a_launcher_that_there_is_not_is_said_to_be_none(tmp_path: Path) -> None
 
 
 def test_the_launcher_of_earlier_versions_names_its_successor() -> None:
-    with pytest.raises(ConfigError, match="launcher 'local' is gone, use 'torchrun' at engine"):
+    with pytest.raises(ConfigError, match="engine: launcher 'local' is gone, use 'torchrun'"):
         parse(EngineSettings, {"launcher": "local"}, "engine")

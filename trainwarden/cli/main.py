@@ -51,7 +51,7 @@ _COMMANDS: Final[dict[str, Entry]] = {
     ),
     "coordinator": Entry(
         "trainwarden.cli.serve.coordinator:coordinator",
-        "The coordinator: shares a cluster's nodes out among its jobs, whenever something changes, until stopped.",
+        "The coordinator: shares a cluster's nodes out among its jobs, and again whenever something changes.",
     ),
     "trainer": Entry(
         "trainwarden.cli.serve.trainer:trainer",

@@ -116,7 +116,7 @@ def tag_of(file: str) -> str:
     Examples
     --------
     >>> tag_of("mlruns/0/ab/metrics/train/step_time"), tag_of("run-x-tag-perf_step_time.csv"), tag_of("train_loss.csv")
-    ('train/step_time', 'step_time', 'train_loss')
+    ('train/step_time', 'perf_step_time', 'train_loss')
     >>> tag_of("metrics/system/gpu_0_power_usage_watts")
     'system/gpu_0_power_usage_watts'
     """

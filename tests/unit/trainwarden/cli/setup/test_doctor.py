@@ -57,7 +57,7 @@ def test_doctor_asks_launcher_models_and_archive(
     monkeypatch.setenv("TRAINWARDEN_TRAINER_REGISTRY", "http://127.0.0.1:9")  # the discard port: nobody listens
     assert doctor(json="-") == 1
     rows = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)["checks"]}
-    assert (rows["launcher local"], rows["models"], rows["archive"]) == ("note", "bad", "fine")
+    assert (rows["launcher torchrun"], rows["models"], rows["archive"]) == ("note", "bad", "fine")
 
 
 def test_doctor_says_what_the_launcher_may_not_do(
