@@ -41,6 +41,7 @@ log = logging.getLogger("trainwarden.coordinator")
 MEMORY_S: Final = 7 * 86_400.0
 SETTLED_S: Final = 1.0  # nodes come and go one by one within a moment: one plan is made for all of them
 DISCOVER_S: Final = 1.0
+FORGET_INTERVAL_S: Final = 600.0
 REPORT_S: Final = 15.0
 MOST_TRIES: Final = 3  # of an order that its launcher refused, or could not carry out
 OVER: Final = ("ended", "stopping")
@@ -116,14 +117,14 @@ class Coordinator:
         self._tasks: dict[str, TaskRecord] = {}
         self._meter, self._worth = ThroughputMeter(), Worth()
         self._situation, self._seen, self._seen_s = _Situation(), _Situation(), 0.0
-        self._planned_any = False
         self._events: list[str] = []
-        self._closed: set[str] = set()
+        self._closed: dict[str, float] = {}  # incidents, and when each was heard to be closed
+        self._over: set[str] = set()  # jobs of which a launcher says that they have ended
         self._goal: _Goal | None = None
         self._last_event = ""
         self._news: list[Output] = []
         self._reported: dict[str, TaskRecord] = {}
-        self._discover_at_s = self._report_at_s = float("-inf")
+        self._discover_at_s = self._report_at_s = self._forget_at_s = float("-inf")
         self._since_s = clock.now_s()
 
     def _empty(self) -> EngineState:
@@ -143,7 +144,7 @@ class Coordinator:
                 memory.apply(message.record, message.offset, message.time_s)
         self._outbox.remind(memory)
         for message in bus.read(TASKS, from_time_s=None):
-            if isinstance(message.record, TaskRecord):
+            if isinstance(message.record, TaskRecord) and not message.record.finished:
                 self._register(message.record)
         foreign = {one.cause for one in memory.under_way.values() if one.kind != "reconfigure"}
         started = self._acting.take_over(memory, foreign)
@@ -155,14 +156,14 @@ class Coordinator:
         """Apply registrations, steps and closed incidents."""
         for message in messages:
             match message.record:
-                case TaskRecord():
+                case TaskRecord(job=job, finished=finished) if job in self._tasks or not finished:
                     self._register(message.record)
                 case IterationRecord():
                     if message.record.job in self._tasks:
                         self._meter.apply(message.record, self._clock.now_s())
                 case IncidentRecord(state="closed", job=job, id=name) if job in self._tasks:
                     if name not in self._closed and message.time_s >= self._since_s:
-                        self._closed.add(name)
+                        self._closed[name] = message.time_s
                         self._events.append(f"closed:{name}")
                 case _:
                     pass
@@ -188,6 +189,11 @@ class Coordinator:
                     self._replan(members, now_s)
                     self._follow(members, now_s)
                 self._report(members, now_s)
+        if now_s >= self._forget_at_s:
+            self._forget_at_s = now_s + FORGET_INTERVAL_S
+            self._acting.memory.forget(now_s - MEMORY_S)
+            self._acting.forget()
+            self._closed = {name: at_s for name, at_s in self._closed.items() if at_s >= now_s - MEMORY_S}
         news, self._news = self._news, []
         return [*news, *self._outbox.empty()]
 
@@ -228,16 +234,20 @@ class Coordinator:
         """All tasks that run or want to; None while the state of one that did is not known: nothing is concluded."""
         curves = self._meter.curves(list(self._tasks.values()))
         members = []
+        self._over.clear()
         for job, task in self._tasks.items():
             state = self._calls.state(job, now_s)
             away_s, _ = self._calls.away(job, now_s)
             if state is None and job in self._seen.jobs and away_s < self._rules.config.launcher_deadline_s:
                 return None
-            over = state is None or state.phase in OVER
-            if state is not None and over != task.finished:
+            if state is None:
+                continue
+            over = state.phase in OVER
+            if over != task.finished:
                 self._tasks[job] = msgspec.structs.replace(task, finished=over)
-            if state is None or over:
-                self._meter.forget(job) if state is not None else None
+            if over:
+                self._over.add(job)
+                self._meter.forget(job)
                 continue
             running = state.phase == "running"
             hit = bool({one.node for one in state.nodes if one.state == "lost"}) or state.phase == "restarting"
@@ -360,6 +370,9 @@ class Coordinator:
             if due or _differs(self._reported.get(job), record):
                 self._tasks[job] = self._reported[job] = record
                 self._news.append((job, record))
+            if job in self._over and task.by != "settings":  # its launcher names it if it is started again
+                del self._tasks[job], self._reported[job]
+        self._worth.forget(self._tasks)
 
     def _status(
         self, member: Member, goal: Mapping[str, int], worth: Mapping[str, float], usable: set[str]

@@ -38,6 +38,7 @@ class ThroughputMeter:
     def __init__(self) -> None:
         self._processes: dict[str, dict[str, _Process]] = {}
         self._step_s: dict[str, dict[int, float]] = {}
+        self._fresh: set[str] = set()  # jobs with steps that no median holds yet
 
     def apply(self, record: IterationRecord, now_s: float) -> None:
         """Add a batch of a rank's steps."""
@@ -46,6 +47,7 @@ class ThroughputMeter:
         late = record.duration_s[max(0, WARM_UP_STEPS - one.skipped) :]
         one.skipped += len(record.duration_s) - len(late)
         one.durations = (one.durations + list(late))[-KEPT_STEPS:]
+        self._fresh.add(record.job)
 
     def observe(self, job: str, nodes: int | None, now_s: float) -> None:
         """`job` runs on so many nodes now; None: it does not run, or is about to change."""
@@ -57,6 +59,10 @@ class ThroughputMeter:
         for one in of_job.values():
             if one.nodes is None and now_s - one.seen_s >= LAG_S:
                 one.nodes = nodes
+                self._fresh.add(job)
+        if job not in self._fresh:
+            return
+        self._fresh.discard(job)
         self._processes[job] = {name: one for name, one in of_job.items() if one.nodes in (None, nodes)}
         durations = [one for process in of_job.values() if process.nodes == nodes for one in process.durations]
         if len(durations) >= LEAST_STEPS:
@@ -66,6 +72,7 @@ class ThroughputMeter:
         """`job` is over."""
         self._processes.pop(job, None)
         self._step_s.pop(job, None)
+        self._fresh.discard(job)
 
     def curve(self, task: TaskRecord, per_node: float) -> Curve:
         """The throughput of `task` up to its maximum: as measured here, else as registered, else assumed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from trainwarden.actions.coordinator.reallocation import Member, available
 
@@ -59,3 +59,7 @@ class Worth:
             for one in members
         }  # fmt: skip
         return self._last
+
+    def forget(self, jobs: Container[str]) -> None:
+        """Let go of the sums of all but `jobs`."""
+        self.sums = {job: sums for job, sums in self.sums.items() if job in jobs}

@@ -317,7 +317,7 @@ class RendezvousService:
         return tuple(
             JobSeen(job=job, weight=table.weight, minimum=table.least, maximum=table.most)
             for job, table in self._tables.items()
-            if table.weight is not None
+            if table.weight is not None and table.memory.over is None
         )
 
 

@@ -80,6 +80,7 @@ class Cluster:
                 by="rendezvous",
             )
             for job, world in self.jobs.items()
+            if world.table.memory.over is None
         ]  # fmt: skip
 
     # --- the test's side ---------------------------------------------------------------------------------------------

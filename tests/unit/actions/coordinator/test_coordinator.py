@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.actions.coordinator.cluster import Cluster
 from trainwarden.records import CommandRecord, IncidentRecord
+from trainwarden.topics import TASKS
 
 
 @pytest.fixture
@@ -48,6 +49,19 @@ def test_a_finished_jobs_nodes_go_to_the_other_and_a_launched_one_gets_some(clus
     cluster.launch("c", least=2, weight=9.0)
     cluster.pass_s(20.0)
     assert cluster.sizes() == {"a": 1, "c": 3}
+
+
+def test_a_job_that_has_ended_is_reported_once_and_asked_for_no_more(cluster: Cluster) -> None:
+    cluster.finish("b")
+    cluster.pass_s(60.0)
+    ended = [m.record for m in cluster.bus.read(TASKS) if m.record.job == "b" and m.record.finished]
+    assert len(ended) == 1
+    cluster.restart()
+    assert set(cluster.coordinator._tasks) == {"a"}
+    cluster.launch("b", weight=2.0)  # the name may come again
+    cluster.pass_s(20.0)
+    assert not cluster.tasks()["b"].finished
+    assert cluster.sizes()["b"] > 0
 
 
 def test_nothing_is_given_before_what_is_taken_is_free(cluster: Cluster) -> None:
