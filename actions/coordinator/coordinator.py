@@ -144,7 +144,7 @@ class Coordinator:
                 memory.apply(message.record, message.offset, message.time_s)
         self._outbox.remind(memory)
         for message in bus.read(TASKS, from_time_s=None):
-            if isinstance(message.record, TaskRecord) and not message.record.finished:
+            if isinstance(message.record, TaskRecord):
                 self._register(message.record)
         foreign = {one.cause for one in memory.under_way.values() if one.kind != "reconfigure"}
         started = self._acting.take_over(memory, foreign)
@@ -156,7 +156,7 @@ class Coordinator:
         """Apply registrations, steps and closed incidents."""
         for message in messages:
             match message.record:
-                case TaskRecord(job=job, finished=finished) if job in self._tasks or not finished:
+                case TaskRecord():
                     self._register(message.record)
                 case IterationRecord():
                     if message.record.job in self._tasks:
@@ -205,6 +205,9 @@ class Coordinator:
     # --- tasks and nodes ---------------------------------------------------------------------------------------------
 
     def _register(self, record: TaskRecord) -> None:
+        if record.finished and record.by != "settings":  # its launcher names it if it is started again
+            self._tasks.pop(record.job, None)
+            return
         known = self._tasks.get(record.job)
         if record.status is None and known is not None:
             record = msgspec.structs.replace(record, status=known.status)
@@ -370,8 +373,9 @@ class Coordinator:
             if due or _differs(self._reported.get(job), record):
                 self._tasks[job] = self._reported[job] = record
                 self._news.append((job, record))
-            if job in self._over and task.by != "settings":  # its launcher names it if it is started again
-                del self._tasks[job], self._reported[job]
+            if job in self._over and task.by != "settings":
+                del self._tasks[job]
+                self._reported.pop(job, None)
         self._worth.forget(self._tasks)
 
     def _status(
