@@ -57,7 +57,7 @@ def launch(
         Literal["worth", "now", "restart"] | None,
         typer.Option(help="When fewer nodes take in more: at a checkpoint, if worth a restart (default), or at once."),
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds the word the nodes share.")] = None,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Holds the agents' token.")] = None,
     tokens: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Lines of NAME ROLE TOKEN: who may look on or act by `job`.")
     ] = None,
