@@ -34,7 +34,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     faulted: bool = False
 
     def waf(self, nodes: int) -> float:
-        """Weight times throughput on so many nodes; 0 below the minimum."""
+        """Weight times throughput on that number of nodes; 0 below the minimum."""
         usable = min(nodes, self.task.maximum)
         return self.task.weight * self.curve.throughput[usable] if usable >= self.task.minimum else 0.0
 

@@ -50,7 +50,7 @@ class ThroughputMeter:
         self._fresh.add(record.job)
 
     def observe(self, job: str, nodes: int | None, now_s: float) -> None:
-        """`job` runs on so many nodes now; None: it does not run, or is about to change."""
+        """`job` runs on that number of nodes now; None: it does not run, or is about to change."""
         of_job = self._processes.get(job, {})
         if nodes is None:
             for one in of_job.values():

@@ -39,7 +39,7 @@ from trainwarden.launching import (
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
 
-# A job that is made anew under its name was born later, and nobody does a million things to one job.
+# A job that is made anew under its name was born later, and no job gets a million operations.
 GENERATIONS_OF_A_JOB: Final = 1_000_000
 MOVING: Final = ("suspend", "empty", "run")
 _FIRST: Final[dict[Verb, Stage]] = {

@@ -40,7 +40,7 @@ from trainwarden.launching import (
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
 
-# Job ids rise, so a new job of a name never has an old one's generation; nobody does a million things to one job.
+# Job ids rise, so a new job of a name never has an old one's generation; no job gets a million operations.
 GENERATIONS_OF_A_JOB: Final = 1_000_000
 ALONE: Final[frozenset[Verb]] = frozenset({"cordon", "uncordon"})  # what is done to nodes and to no job
 _FIRST: Final[dict[Verb, Stage]] = {"evict": "drain", "cordon": "drain", "uncordon": "resume"}
