@@ -103,6 +103,11 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
         """Whether something may be done about it: it lasts, or what has ended all ranks is not mended yet."""
         return self.state != "closed" or self.unresolved
 
+    @property
+    def standing(self) -> str:
+        """Its state as a person is told: ``closed, unresolved`` is not mended yet."""
+        return "closed, unresolved" if self.state == "closed" and self.unresolved else self.state
+
 
 class SamplingRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="sampling"):
     """A detector's request to a job's agents: sample every step from `from_step` up to, and not with, `until_step`.
