@@ -39,6 +39,7 @@ def incident_object(record: IncidentRecord) -> dict[str, Any]:
         "opened_at_s": record.opened_at_s,
         "closed_at_s": record.closed_at_s,
         "closed_why": record.evidence.get("closed"),
+        "unresolved": record.unresolved,
         "onset_s": record.onset_s,
         "onset_step": record.onset_step,
         "opened_step": record.opened_step,

@@ -161,7 +161,7 @@ class Coordinator:
                 case IterationRecord():
                     if message.record.job in self._tasks:
                         self._meter.apply(message.record, self._clock.now_s())
-                case IncidentRecord(state="closed", job=job, id=name) if job in self._tasks:
+                case IncidentRecord(wants_action=False, job=job, id=name) if job in self._tasks:
                     if name not in self._closed and message.time_s >= self._since_s:
                         self._closed[name] = message.time_s
                         self._events.append(f"closed:{name}")

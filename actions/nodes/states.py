@@ -146,7 +146,6 @@ class NodeStates:
             node.accused[incident.id] = (first_s, incident)
         else:
             node.accused.pop(incident.id, None)
-        if incident.state == "closed":
             ended_s = incident.closed_at_s or incident.updated_at_s
             node.moments[incident.id, "closed"] = Moment(ended_s, "incident closed", why, job=job, id=incident.id)
 

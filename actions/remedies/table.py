@@ -153,7 +153,7 @@ class Remedies:
 
     def restart_of(self, incident: IncidentRecord) -> RestartProcess | None:
         """The rung by which `incident` has its job started again: that of a leak once it has ended its rank."""
-        waits = incident.kind == "memory_leak" and not incident.evidence.get("followed")
+        waits = incident.kind == "memory_leak" and incident.evidence.get("ended_at_s") is None
         return None if waits else self.find(incident.kind, RestartProcess)
 
     def ladder(self, kind: IncidentKind) -> Ladder:

@@ -71,7 +71,7 @@ def next_steps(incident: IncidentRecord, actions: Sequence[ActionRecord], here: 
         steps.append("trainwarden doctor  # is everything reachable, permitted and in time")
     if incident.kind == "metric_anomaly":
         steps.append("trainwarden models list  # which models have voted")
-    if incident.state != "closed":
+    if incident.wants_action:
         steps.append(f"trainwarden incidents --open --job {job}  # does it last")
     steps.append(f"trainwarden report --job {job} --out report.html  # steps, votes and actions as one page")
     return tuple(steps)

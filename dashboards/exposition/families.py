@@ -22,7 +22,10 @@ class Family:
 _JOB: Final = "training_job"
 
 INCIDENTS_OPEN: Final = Family(
-    "trainwarden_incidents_open", "gauge", (_JOB, "kind", "severity"), "Incidents that are open now."
+    "trainwarden_incidents_open",
+    "gauge",
+    (_JOB, "kind", "severity"),
+    "Incidents that are open, or whose job is down by them.",
 )
 INCIDENTS: Final = Family(
     "trainwarden_incidents_total", "counter", (_JOB, "kind", "severity"), "Incidents opened; 0 for what never was."

@@ -34,7 +34,7 @@ class JobsText:
     --------
     >>> from trainwarden.clock import SystemClock
     >>> JobsText(Overview(SystemClock())).render().splitlines()[0]
-    b'# HELP trainwarden_incidents_open Incidents that are open now.'
+    b'# HELP trainwarden_incidents_open Incidents that are open, or whose job is down by them.'
     """
 
     def __init__(self, overview: Overview) -> None:

@@ -49,7 +49,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
             about = f"{self.action.kind} of job {self.job} {self.event.partition('.')[2]}: {self.action.why}"
         else:
             assert self.incident is not None
-            about = f"{self.incident.kind} ({self.incident.severity}) of job {self.job} {self.incident.state}"
+            about = f"{self.incident.kind} ({self.incident.severity}) of job {self.job} {self.incident.standing}"
             about += f": {self.incident.reason}"
         return " ".join("".join(letter if letter.isprintable() else " " for letter in about[:600]).split())
 
@@ -238,9 +238,9 @@ class Notices:
 
     def _not_told(self, event: str, record: IncidentRecord | ActionRecord) -> list[Courier]:
         """Whose wish it is and who has not been told; from now on they have."""
-        if event == "incident.closed":  # each revision comes once
-            for place in range(len(self.couriers)):
-                self._told.pop((record.id, "incident.opened", None, place), None)
+        other = {"incident.closed": "incident.opened", "incident.opened": "incident.closed"}.get(event)
+        for place in range(len(self.couriers)) if other else ():  # what turns again is told again
+            self._told.pop((record.id, other or "", None, place), None)
         incident = self._incident_of(record)
         plan = record.plan_digest if event == "action.proposed" and isinstance(record, ActionRecord) else None
         wanted = []
@@ -272,7 +272,7 @@ class Notices:
 def _event(record: Record) -> str | None:
     """What has happened, if it is worth telling."""
     if isinstance(record, IncidentRecord):  # one that gets graver is as new to whoever wants only such
-        return "incident.closed" if record.state == "closed" else "incident.opened"
+        return "incident.opened" if record.wants_action else "incident.closed"
     if isinstance(record, ActionRecord) and (record.outcome in TOLD_OUTCOMES or waits(record)):
         return f"action.{record.outcome}"
     return None

@@ -146,7 +146,7 @@ def incidents(overview: Overview, job: str | None, lasting: bool, page: int) -> 
             for name, each in overview.jobs.items()
             if job in (None, name)
             for one in each.incidents.values()
-            if not lasting or one.state != "closed"
+            if not lasting or one.wants_action
         ]
     found.sort(key=_newest, reverse=True)
     pages = max(1, -(-len(found) // PAGE))

@@ -146,7 +146,7 @@ class Reads:
                 for name, job in self._overview.jobs.items()
                 if asked.job in (UNSET, name)
                 for one in job.incidents.values()
-                if asked.open is UNSET or (asked.open == "true") == (one.state != "closed")
+                if asked.open is UNSET or (asked.open == "true") == one.wants_action
                 if asked.since_s is UNSET or one.closed_at_s is None or one.closed_at_s >= asked.since_s
             ]
         found.sort(key=_place, reverse=True)

@@ -246,6 +246,8 @@ class IncidentTracker:
             entry.evidence_s, now = window.now_s, evidenced(record, window)
             if moved(record.evidence, now.evidence) or now.reason != record.reason:
                 changed, worth_telling = now, True
+        if changed is None and _goes_on(record, candidate, window):
+            changed, worth_telling = record, True
         if changed is not None:
             changed = evidenced(changed, window)
             entry.evidence_s = window.now_s
@@ -266,19 +268,20 @@ class IncidentTracker:
         out: list[IncidentRecord] = []
         gone = self._all_gone(window)
         for key, entry in list(self._open.items()):
+            left = gone and (bool(window.ended_cleanly.all()) or not _acted_on(entry.record))
+            down = gone and not left
+            if down and entry.published and entry.record.state != "closed":
+                entry.record = _ended(entry.record, window.now_s, ALL_GONE, unresolved=True)
+                (out if live else self._ended).append(entry.record)
+            if down or (entry.record.unresolved and not window.live.any()):
+                entry.supported_s = max(entry.supported_s, window.now_s)  # nobody can see it pass
             quiet_s = window.now_s - entry.supported_s
             over = quiet_s >= self._config.close_after_s
-            left = gone and (bool(window.ended_cleanly.all()) or not _acted_on(entry.record))
-            if gone and not left and entry.record.state != "closed":
-                closed = entry.record = _ended(entry.record, window.now_s, ALL_GONE, unresolved=True)
-                if entry.published:
-                    (out if live else self._ended).append(closed)
-                continue
             if left:
                 over = True
             elif window.finished:
                 over = over or window.now_s - window.end_s > self._config.close_after_s
-            elif family_of(entry.record.kind) == "failure":
+            elif entry.record.unresolved or family_of(entry.record.kind) == "failure":
                 faded = not len(window.steps) and quiet_s >= self._config.fade_s
                 over = over and (faded or _progress(window, entry.record))
             if not over:
@@ -324,6 +327,13 @@ def _reopened(record: IncidentRecord) -> IncidentRecord:
     return msgspec.structs.replace(record, state="updated", closed_at_s=None, unresolved=False, evidence=evidence)
 
 
+def _goes_on(record: IncidentRecord, candidate: Candidate, window: Window) -> bool:
+    """True if the ranks of `record`, which is unresolved, run again and have its fault still; processes fail anew."""
+    if record.closed_at_s is None or not window.live.any():
+        return False
+    return candidate.family != "failure" or candidate.onset_s is None or candidate.onset_s > record.closed_at_s
+
+
 def _acted_on(record: IncidentRecord) -> bool:
     """True if an engine may be at work on what has ended the ranks: a launcher may start them on other nodes."""
     mere = record.kind == "host_contention" or (record.kind == "memory_leak" and not is_ended_leak(record))
@@ -356,5 +366,5 @@ def _scores(votes: Mapping[str, Vote]) -> dict[str, float]:
 
 
 def _progress(window: Window, record: IncidentRecord) -> bool:
-    since_s = record.onset_s if record.onset_s is not None else record.opened_at_s
-    return int(np.count_nonzero(window.ends_s > max(since_s, record.opened_at_s))) >= PROGRESS_STEPS
+    since_s = max(record.opened_at_s, record.onset_s or 0.0, record.closed_at_s or 0.0)  # closed: it is unresolved
+    return int(np.count_nonzero(window.ends_s > since_s)) >= PROGRESS_STEPS

@@ -24,6 +24,7 @@ DEVICE_KINDS: Final = frozenset(
     }
 )  # fmt: skip
 _ENDS_OF_LEAKS: Final = {"out_of_memory": "rank_", "cuda_out_of_memory": "gpu_"}  # and whose memory has run out then
+ENDED_AT: Final = "ended_at_s"  # evidence of a leak: when it ended its rank, as others fail of that soon or not at all
 _KILLED: Final = "killed by SIGKILL"  # by the kernel, where a control group has no memory left
 _SEEN_OF_HANGS: Final = frozenset({"hang", "collective_mismatch"})
 PAUSE: Final = "rank_pause_seconds"
@@ -99,17 +100,21 @@ def _came_first(record: IncidentRecord, candidate: Candidate) -> bool:
 
 def _followed(record: IncidentRecord, candidate: Candidate) -> IncidentRecord | None:
     """`record` with `candidate` among what followed; None if it is there already, or much is."""
-    told = list(record.evidence.get("followed", ()))
-    news = f"{candidate.kind}: {candidate.reason}"
-    if len(told) >= MAX_FOLLOWED or any(one.partition(": ")[0] == candidate.kind for one in told):
+    told, evidence = list(record.evidence.get("followed", ())), record.evidence
+    if _is_end_of(candidate, record) and (candidate.onset_s or 0.0) > evidence.get(ENDED_AT, 0.0) + ECHO_S:
+        evidence = {**evidence, ENDED_AT: candidate.onset_s}
+    if len(told) < MAX_FOLLOWED and all(one.partition(": ")[0] != candidate.kind for one in told):
+        evidence = {**evidence, "followed": [*told, f"{candidate.kind}: {candidate.reason}"]}
+    if evidence == record.evidence:
         return None
     graver = min(record.severity, candidate.severity) if record.kind == "memory_leak" else record.severity
-    return msgspec.structs.replace(record, severity=graver, evidence={**record.evidence, "followed": [*told, news]})
+    return msgspec.structs.replace(record, severity=graver, evidence=evidence)
 
 
 def _led_to(record: IncidentRecord, leak: Candidate) -> IncidentRecord:
     """`record`, of memory that has run out, as what `leak` has led to."""
-    evidence = {**record.evidence, "followed": [f"{record.kind}: {record.reason}"]}
+    ended_s = record.opened_at_s if record.onset_s is None else record.onset_s
+    evidence = {**record.evidence, "followed": [f"{record.kind}: {record.reason}"], ENDED_AT: ended_s}
     return msgspec.structs.replace(
         _with(record, leak), onset_s=leak.onset_s, onset_step=leak.onset_step, evidence={**evidence, **leak.evidence}
     )
@@ -117,17 +122,22 @@ def _led_to(record: IncidentRecord, leak: Candidate) -> IncidentRecord:
 
 def is_ended_leak(record: IncidentRecord) -> bool:
     """True if `record` is of a leak that has ended its rank."""
-    return record.kind == "memory_leak" and bool(record.evidence.get("followed"))
+    return record.kind == "memory_leak" and ENDED_AT in record.evidence
 
 
-def _ends_leak(candidate: Candidate, record: IncidentRecord) -> bool:
-    """True if `candidate` is the end of a rank by the leak that `record` tells of, or what came of that end."""
-    if is_ended_leak(record) and candidate.family == "failure":
-        return True
-    if not overlap(candidate.suspects, record.suspects, ("rank",)):
+def _soon_after_end(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if `candidate` began when others would fail of the end that `record` tells of."""
+    if candidate.family != "failure" or candidate.onset_s is None or not is_ended_leak(record):
+        return False
+    return bool(-SAME_CAUSE_S <= candidate.onset_s - record.evidence[ENDED_AT] <= ECHO_S)
+
+
+def _is_end_of(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if `candidate` is the end of a rank by the leak that `record` tells of; what has no time is no end."""
+    if candidate.onset_s is None or not overlap(candidate.suspects, record.suspects, ("rank",)):
         return False
     whose = "rank_" if candidate.kind == "crash" and _KILLED in candidate.reason else _ENDS_OF_LEAKS.get(candidate.kind)
-    return whose is not None and any(name.startswith(whose) for name in record.metrics)
+    return record.kind == "memory_leak" and whose is not None and any(one.startswith(whose) for one in record.metrics)
 
 
 def _with(record: IncidentRecord, candidate: Candidate) -> IncidentRecord:
@@ -241,7 +251,8 @@ def echoes(candidate: Candidate, record: IncidentRecord) -> bool:
     and that rank runs out of memory.
     """
     if record.kind == "memory_leak" and candidate.family == "failure":
-        return record.wants_action and _ends_leak(candidate, record)  # it may take days
+        ends = _is_end_of(candidate, record) or _soon_after_end(candidate, record)
+        return record.wants_action and ends  # the leak may take days to end its rank
     began_s = record.onset_s if record.onset_s is not None else record.opened_at_s
     if candidate.onset_s is None or not -SAME_CAUSE_S <= candidate.onset_s - began_s <= ECHO_S:
         return False

@@ -72,7 +72,8 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     `attempt` is the newest start of the job's ranks that had been heard of when it was opened, counted from 0.
     `unresolved`: closed only as all ranks have ended, so that an action is wanted as long as it was before. A later
-    revision without it says that the job trains again or is over; one that is not closed, that it failed again.
+    revision without it says that the job trains again or is over; one that is not closed, that the fault goes on or the
+    job failed again.
     """
 
     id: str
@@ -101,6 +102,11 @@ class IncidentRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag=
     def wants_action(self) -> bool:
         """Whether something may be done about it: it lasts, or what has ended all ranks is not mended yet."""
         return self.state != "closed" or self.unresolved
+
+    @property
+    def standing(self) -> str:
+        """Its state as a person is told: ``closed, unresolved`` is not mended yet."""
+        return "closed, unresolved" if self.state == "closed" and self.unresolved else self.state
 
 
 class SamplingRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="sampling"):

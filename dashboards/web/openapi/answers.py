@@ -45,6 +45,7 @@ class Incident(msgspec.Struct):
     kind: str
     severity: str
     state: str
+    unresolved: bool
     reason: str
     evidence: dict[str, Any]
     actions: Objects

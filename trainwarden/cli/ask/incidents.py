@@ -24,7 +24,9 @@ UNJUDGED: Final = Blind(
 
 def incidents(
     *,
-    open_only: Annotated[bool, typer.Option("--open", help="Only those that last.")] = False,
+    open_only: Annotated[
+        bool, typer.Option("--open", help="Only those that last, or whose job is down by them.")
+    ] = False,
     since: Annotated[
         str | None,
         typer.Option(metavar="T", help="Only what lasted after T: 90s, 30m, 12h, 7d ago or ISO 8601."),
@@ -45,7 +47,7 @@ def incidents(
     views = list(_views(bus, config, job))
     judged = any(view.verdicts for view in views)
     records = [one for view in views for one in view.incidents.values()]
-    records = [one for one in records if not (open_only and one.state == "closed")]
+    records = [one for one in records if one.wants_action or not open_only]
     if since_s is not None:
         records = [one for one in records if one.closed_at_s is None or one.closed_at_s >= since_s]
     records.sort(key=lambda record: record.opened_at_s)

@@ -115,6 +115,6 @@ def _row(view: JobView, state: JobState) -> dict[str, Any]:
         "layout": None if (layout := view.layouts.layout()) is None else _layout_object(layout),
         "provisional_models": _provisional(view),
         "last_seen_s": None if seen_at_s is None else round(time.time() - seen_at_s, 1),
-        "open_incidents": [incident_object(one) for one in state.incidents if one.state != "closed"],
+        "open_incidents": [incident_object(one) for one in state.incidents if one.wants_action],
         "standing_incidents": [one.id for one in state.incidents],
     }

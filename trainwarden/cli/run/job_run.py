@@ -351,7 +351,7 @@ class JobRun:
 
     def _known(self) -> list[IncidentRecord]:
         """What was found of the job, but for what a detector has closed that is not there any more."""
-        return [one for one in self.follower.view.incidents.values() if one.state != "closed" or not self._lost]
+        return [one for one in self.follower.view.incidents.values() if one.wants_action or not self._lost]
 
     def _judge_end(self, end: EventRecord) -> None:
         """Judge by what the run has left, unless its detector was only late: on a busy host this look takes seconds."""

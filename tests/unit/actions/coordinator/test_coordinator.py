@@ -166,6 +166,23 @@ def test_a_closed_incident_plans_anew(cluster: Cluster) -> None:
     assert status.event == "closed:i1"
 
 
+def test_an_incident_whose_job_is_still_down_by_it_plans_nothing_anew(cluster: Cluster) -> None:
+    now_s = cluster.clock.now_s()
+    down = IncidentRecord(
+        id="i1", job="a", kind="crash", severity="sev2", state="closed", revision=1, opened_at_s=now_s,
+        updated_at_s=now_s, closed_at_s=now_s, reason="it died", unresolved=True,
+    )  # fmt: skip
+    cluster.say(down)
+    cluster.pass_s(10.0)
+    status = cluster.tasks()["a"].status
+    assert status is None or status.event != "closed:i1"
+    cluster.say(msgspec.structs.replace(down, revision=2, unresolved=False))
+    cluster.pass_s(10.0)
+    status = cluster.tasks()["a"].status
+    assert status is not None
+    assert status.event == "closed:i1"
+
+
 def test_waf_is_shown_beside_that_of_restart_only(cluster: Cluster) -> None:
     before = {job: task.status for job, task in cluster.tasks().items()}
     assert before["a"] is not None

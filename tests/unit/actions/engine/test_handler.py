@@ -261,7 +261,12 @@ def test_a_leak_asks_for_a_restart_once_it_has_ended_its_rank(mode: Literal["aut
     rig.tick(60.0)
     assert [name for name, _ in rig.story()] == ["i1/person/1"]
     rig.launcher.phase = "failed"
-    rig.tell(rig.later(leak, evidence={"followed": ["out_of_memory: rank 2 has no memory left"]}))
+    followed = ["slow_job: steps take longer"]
+    rig.tell(slow := rig.later(leak, evidence={"followed": followed}))
+    rig.tick(1.0)
+    assert [name for name, _ in rig.story()] == ["i1/person/1"]
+    followed = [*followed, "out_of_memory: rank 2 has no memory left"]
+    rig.tell(rig.later(slow, evidence={"followed": followed, "ended_at_s": slow.updated_at_s}))
     rig.tick(1.0)
     assert rig.story()[-1] == ("i1/restart/1", "done" if mode == "auto" else "proposed")
 

@@ -68,6 +68,14 @@ def state_of(*records: Any, node: str = "n7") -> dict[str, Any]:
     return next(one for one in states.objects(100.0) if one["node"] == node)
 
 
+def test_a_node_is_told_of_an_incident_that_has_closed_only_once_it_is_resolved() -> None:
+    down = incident(**CLOSED, unresolved=True)
+    told = state_of(incident(), down)
+    assert (told["state"], [one["what"] for one in told["history"]]) == ("suspect", ["blamed"])
+    told = state_of(incident(), down, incident(**CLOSED | {"revision": 2}))
+    assert (told["state"], [one["what"] for one in told["history"]]) == ("healthy", ["blamed", "incident closed"])
+
+
 CLOSED = {"state": "closed", "revision": 1, "closed_at_s": 30.0}
 
 

@@ -66,6 +66,18 @@ def test_each_state_once():
     assert told.counted("sent") == 7.0
 
 
+def test_an_incident_whose_job_is_down_is_closed_for_nobody_until_it_is_resolved():
+    """Else whoever is paged by it is told that all is well, and of what comes then nothing."""
+    told, down = Told(), {"state": "closed", "unresolved": True}
+    assert told.tell(incident(), incident(revision=1, **down)) == ["incident.opened"]
+    assert told.tell(incident(revision=2, state="updated"), incident(revision=3, **down)) == []
+    assert told.tell(incident(revision=4, state="closed")) == ["incident.closed"]
+    assert told.tell(incident(revision=5, **down)) == ["incident.opened"]
+    assert "closed, unresolved" in json.loads(told.requests[-1].content)["text"]
+    assert json.loads(told.requests[-1].content)["incident"]["unresolved"] is True
+    assert told.tell(incident(revision=6, state="closed")) == ["incident.closed"]
+
+
 def test_history_is_told_to_nobody():
     told = Told()
     told.web.overview.ready = False

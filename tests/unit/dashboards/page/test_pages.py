@@ -165,6 +165,18 @@ def test_what_is_unknown_is_said_to_be() -> None:
         assert wrong not in text
 
 
+def test_an_incident_whose_job_is_down_by_it_is_listed_as_open_and_said_to_be_unresolved() -> None:
+    down = msgspec.structs.replace(incident("i1", "j", NOW_S, closed=True), unresolved=True)
+    over = incident("i2", "j", NOW_S, closed=True)
+    site = Site(overview_of([(NOW_S, "j", down), (NOW_S, "j", over)]))
+    badge = '<span class="badge state-open">closed, unresolved</span>'
+    listed = site.get("/incidents?open=true").text
+    assert badge in listed
+    assert "/incidents/i2" not in listed
+    assert badge in site.get("/incidents/i1").text
+    assert badge not in site.get("/incidents/i2").text
+
+
 def test_an_incident_is_told_in_plain_words_with_what_to_do(site: Site) -> None:
     text = site.get("/incidents/llama-70b%2Fslow_compute%2F1").text
     for words in ("In plain words", "lof abstains: no model is loaded", "trainwarden actions approve rebalance/1"):

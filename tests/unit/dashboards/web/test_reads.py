@@ -51,6 +51,16 @@ def test_what_opens_between_two_pages_moves_none(web):
     assert [one["id"] for one in first["incidents"] + second["incidents"]] == ["i3", "i2", "i1", "i0"]
 
 
+def test_an_incident_whose_job_is_down_by_it_is_open(web):
+    """As counts and alerts have it."""
+    web.tell(incident("down", state="closed", closed_at_s=NOW_S - 50.0, unresolved=True))
+    assert pages(web, open="true") == ["down"]
+    assert pages(web, open="false") == []
+    told = web.ask("/api/v1/incidents/down")
+    assert (told["state"], told["unresolved"]) == ("closed", True)
+    assert any("incidents --open" in one for one in web.ask("/api/v1/incidents/down/explain")["next"])
+
+
 def test_filters(web):
     web.tell(
         incident("open"),

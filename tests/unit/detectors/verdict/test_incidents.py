@@ -602,6 +602,76 @@ def test_an_unresolved_incident_is_resolved_once_the_job_trains_again() -> None:
     assert resolved.closed_at_s == START_S + 31.0
 
 
+@pytest.mark.parametrize("kind", ["nic_down", "gpu_lost"])
+def test_an_unresolved_incident_lasts_again_where_the_job_runs_again_with_its_fault(kind: IncidentKind) -> None:
+    story, found = Story(), candidate(kind, 0)
+    all_gone(story, found)
+    story.at(1.5, found)
+    story.at(9.0, found)
+    again(story, 20.0, 40)
+    (lasts,) = story.at(22.0, found)
+    assert (lasts.state, lasts.revision, lasts.unresolved, lasts.closed_at_s) == ("updated", 3, False, None)
+    assert "closed" not in lasts.evidence
+    assert story.at(23.0, found) == []
+
+
+def test_an_unresolved_failure_is_not_told_again_by_what_is_still_said_of_its_old_processes() -> None:
+    story, found = Story(), candidate("crash", 0)
+    all_gone(story, found)
+    story.at(1.5, found)
+    story.at(9.0, found)
+    story.state.feed(event("process_start", START_S + 20.0, 0))
+    assert story.at(21.0, found) == []
+
+
+def test_an_unresolved_fault_of_a_device_that_is_not_seen_any_more_lasts_until_the_job_trains_again() -> None:
+    """Who has ended makes no signs of it; nor does it count what was trained before."""
+    story, found = Story(), candidate("nic_down", 0)
+    all_gone(story, found)
+    story.progress(5.0)
+    story.at(6.0, found)
+    (closed,) = story.at(13.0, found)
+    assert closed.unresolved
+    assert [story.at(after_s) for after_s in (15.0, 17.0, 400.0)] == [[], [], []]
+    again(story, 410.0, 1)
+    assert story.at(421.0) == []
+    again(story, 430.0, 8)
+    (resolved,) = story.at(451.0)
+    assert (resolved.state, resolved.revision, resolved.wants_action) == ("closed", 3, False)
+    assert "closed" not in resolved.evidence
+
+
+def test_a_job_that_made_no_steps_and_is_down_leaves_its_failure_unresolved_also_for_who_takes_over() -> None:
+    story = Story()
+    for rank in range(2):
+        story.state.feed(event("process_start", START_S - 1.0, rank))
+    story.at(0.0, found := candidate("crash", 0, hard=True))
+    for rank in range(2):
+        story.state.feed(event("process_exit", START_S + 1.0, rank, code=1))
+    story.at(1.5, found)
+    (closed,) = story.at(9.0, found)
+    assert closed.unresolved
+    other = IncidentTracker("job", CONFIG)
+    other.resume(closed)
+    assert [other.join([], {}, story.window(400.0 + after_s)) for after_s in (0.0, 1.0, 8.0)] == [[], [], []]
+    assert [story.at(after_s) for after_s in (420.0, 800.0)] == [[], []]
+
+
+def test_what_reading_again_finds_of_a_job_that_is_down_is_told_as_opened_first() -> None:
+    story, found = Story(), candidate("crash", 0, hard=True)
+    for _, record in Job(ranks=2).run(5, start_s=START_S - 8.0).records:
+        story.state.feed(record)
+    story.at(0.0, found, live=False)
+    for rank in range(2):
+        story.state.feed(event("process_exit", START_S + 1.0, rank, code=1))
+    for after_s in (1.5, 9.0, 20.0):
+        story.at(after_s, found, live=False)
+    (opened,) = story.joiner.unpublished()
+    assert (opened.kind, opened.state, opened.revision) == ("crash", "opened", 1)
+    (closed,) = story.at(21.0, found)
+    assert (closed.state, closed.revision, closed.unresolved) == ("closed", 2, True)
+
+
 def test_an_unresolved_incident_lasts_again_where_the_job_fails_again_before_it_trains() -> None:
     story = Story()
     all_gone(story, candidate("crash", 0, hard=True))
@@ -706,6 +776,37 @@ def test_a_leak_that_is_over_explains_no_later_end() -> None:
     story.at(0.0, LEAK)
     assert [one.state for one in story.at(4.0)] == ["closed"]
     assert [one.kind for one in story.at(6.0, NO_MEMORY)] == ["out_of_memory"]
+
+
+@pytest.mark.parametrize(("after_s", "kinds"), [(1800.0, {"memory_leak"}), (2000.0, {"memory_leak", "exception"})])
+def test_what_fails_long_after_a_leak_has_ended_its_rank_is_an_incident_of_its_own(
+    after_s: float, kinds: set[str]
+) -> None:
+    story = Story()
+    story.at(0.0, LEAK)
+    story.at(6.0, NO_MEMORY, LEAK)
+    story.at(after_s, LEAK, candidate("exception", 0, onset_s=START_S + after_s, hard=True))
+    assert {one.kind for one in story.told} == kinds
+
+
+def test_a_leak_that_has_only_made_the_job_slow_has_ended_no_rank() -> None:
+    story = Story()
+    story.at(0.0, LEAK)
+    slow = candidate("slow_compute", 1, onset_s=LEAK.onset_s or 0.0)
+    (told,) = story.at(1.0, slow, LEAK)
+    assert told.evidence["followed"]
+    (other,) = story.at(2.0, LEAK, candidate("exception", 0, onset_s=START_S + 2.0, hard=True))
+    assert (other.kind, other.state) == ("exception", "opened")
+
+
+def test_a_leak_may_end_its_rank_again() -> None:
+    """Also days later, and then others fail of that end."""
+    story = Story()
+    story.at(0.0, LEAK)
+    story.at(6.0, NO_MEMORY, LEAK)
+    story.at(9000.0, replace(NO_MEMORY, onset_s=START_S + 9000.0), LEAK)
+    story.at(9001.0, LEAK, candidate("exception", 0, onset_s=START_S + 9001.0, hard=True))
+    assert {one.kind for one in story.told} == {"memory_leak"}
 
 
 def test_of_a_leak_that_has_ended_all_ranks_the_restart_is_wanted() -> None:

@@ -94,6 +94,21 @@ def job(tmp_path: Path, *records: Record) -> str:
     return f"embedded:{tmp_path / 'bus.db'}"
 
 
+@pytest.mark.parametrize(("unresolved", "names"), [(True, ["i1"]), (False, [])])
+def test_an_incident_whose_job_is_down_by_it_is_open(
+    unresolved: bool, names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = IncidentRecord(
+        id="i1", job="j", kind="crash", severity="sev2", state="closed", revision=2, opened_at_s=5.0, updated_at_s=7.0,
+        closed_at_s=7.0, reason="rank 1 died", unresolved=unresolved, evidence={"closed": "all ranks have ended"},
+    )  # fmt: skip
+    address = job(tmp_path, verdict(NOW_S), closed)
+    assert incidents(bus=address, open_only=True, json="-") == int(unresolved)
+    assert [one["id"] for one in json_of(capsys)["incidents"]] == names
+    status(bus=address, json="-")
+    assert [one["id"] for one in json_of(capsys)["jobs"][0]["open_incidents"]] == names
+
+
 def verdict(time_s: float, opinion: Any = "normal") -> VerdictRecord:
     votes = {"change_point": Vote(opinion=opinion, score=0.1)}
     return VerdictRecord(id="v", job="j", time_s=time_s, window_s=1.0, anomalous=False, reason="calm", votes=votes)

@@ -217,6 +217,17 @@ def test_incidents_of_a_run_that_is_over_are_closed_with_the_reason(tmp_path: Pa
     assert [one.state for one in ended.incidents_on_bus()] == ["opened", "closed"]
 
 
+def test_what_a_lost_detector_has_found_to_have_ended_all_ranks_is_told_once(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, services=("detector",))
+    ended.run.stack.returncode = lambda _name: 1  # type: ignore[method-assign]
+    down = IncidentRecord(id="i", job="j", kind="crash", severity="sev2", state="closed", revision=2, opened_at_s=1.0,
+                          updated_at_s=1.0, closed_at_s=1.0, reason="r", unresolved=True)  # fmt: skip
+    ended.run.bus.publish(INCIDENTS, "j", down)
+    ended.run.bus.flush()
+    (found,) = ended.result(3)["incidents"]
+    assert (found["id"], found["unresolved"]) == ("i", False)
+
+
 @pytest.mark.parametrize("name", ["a/b", "", "-x", "a b", "x" * 129, "../x"])
 def test_a_name_that_no_job_can_have_is_wrong_use_in_one_sentence(name: str) -> None:
     with pytest.raises(ConfigError, match=r"--job '.*': a job's name has up to 128 letters"):
