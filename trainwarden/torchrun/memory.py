@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainwarden.checkpoint.slots import SOCKET, Slots, folder_job, job_folder
-from trainwarden.checkpoints.newest import newest
+from trainwarden.checkpoints.newest import Checkpoint, Search
 from trainwarden.torchrun.files import opened, put_whole
 
 log = logging.getLogger("trainwarden.torchrun")
@@ -76,7 +76,7 @@ class MemoryFolder:
         threading.Thread(target=self._tend, name="trainwarden-keeper", daemon=True).start()
 
     def tell(self, said: dict[str, Any]) -> None:
-        """Other nodes reach this one by ``host``, or the keepers of the newest round are the ``ring``."""
+        """Other nodes reach this one by ``host``, or the keepers of the newest round are the ``ring``. May wait."""
         self._host = said.get("host", self._host)
         if (ring := said.get("ring")) is None:
             return
@@ -145,7 +145,7 @@ class MemoryFolder:
         Raises
         ------
         NotFilled
-            If other nodes go on from a checkpoint that cannot be had here.
+            If other nodes go on from a checkpoint that cannot be had here, or the store does not say what it has.
         Overtaken
             Once `overtaken` says so.
         """
@@ -160,12 +160,22 @@ class MemoryFolder:
             if not self._alone:
                 raise NotFilled(f"{why}; what it says: {self._log}") from error
             log.warning("trainwarden: %s, so ranks read and write %s itself", why, self._store)
-            kept = newest(Path(self._store))
+            kept = self._kept(overtaken)
             folder, path, said = self._store, None if kept is None else str(kept.path), "in the store"
             step = 0 if kept is None else kept.step
         log.warning("trainwarden: checkpoints: %s", said)
         self._environ["TRAINWARDEN_CHECKPOINTS"] = folder
         return None if path is None else str(path), step
+
+    def _kept(self, overtaken: Callable[[], bool]) -> Checkpoint | None:
+        """The newest whole checkpoint in the store, which may stand still for ever."""
+        search, until_s = Search(Path(self._store)), time.monotonic() + _FILL_S
+        while not search.wait(_LOOK_S):
+            if overtaken():
+                raise Overtaken
+            if time.monotonic() > until_s:
+                raise NotFilled(f"the store {self._store} has not said within {_FILL_S:.0f} s what it has")
+        return search.found
 
     def newest(self) -> tuple[int, str] | None:
         """Step and path of the checkpoint that a restart would go on from."""

@@ -17,7 +17,7 @@ from trainwarden.clock import Clock
 from trainwarden.launching import CHECKS, Check, Operation
 from trainwarden.state import save_json
 
-log = logging.getLogger("trainwarden.supervisor")
+log = logging.getLogger("trainwarden.rendezvous")
 
 STAND_S: Final = 60.0  # the ranks agree on a pause a step ahead: two steps of half a minute
 SPARE_S: Final = 30.0  # a pause that is never taken back ends by itself, so much later
@@ -29,7 +29,7 @@ class Ranks(Protocol):
     beside: int | None
 
     @property
-    def failed(self) -> Collection[int]: ...
+    def failed(self) -> bool: ...
     @property
     def running(self) -> Collection[int]: ...
     def stands(self) -> Mapping[int, int | None]: ...
@@ -132,7 +132,7 @@ class Validating:
 
     def _gather(self) -> None:
         """Ask the ranks to stand still."""
-        self._number += 1  # none of these ranks has heard of it: they end with this launcher
+        self._number += 1  # none of these ranks has heard of it: they end with this service
         until_s = self._clock.now_s() + STAND_S + LIMIT_S + SPARE_S
         try:
             save_json(self._pause, {"number": self._number, "until_s": until_s})
