@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -17,7 +18,8 @@ from typing import Any, Final
 
 from trainwarden.checkpoint.slots import SOCKET, Slots, folder_job, job_folder
 from trainwarden.checkpoints.newest import Checkpoint, Search
-from trainwarden.torchrun.files import opened, put_whole
+from trainwarden.torchrun.files import opened, put_whole, read_whole
+from trainwarden.torchrun.signals import held_back
 
 log = logging.getLogger("trainwarden.torchrun")
 
@@ -104,11 +106,11 @@ class MemoryFolder:
             words += ["--flush-every", self._every]
         try:
             if not self._alone:
-                self._meeting.mkdir(mode=0o700, exist_ok=True)
+                self._make_meeting()
                 for name in ("request.json", "ring.json"):  # of a keeper before, whose key is gone
                     (self._meeting / name).unlink(missing_ok=True)
                 words += ["--joins", str(self._meeting), "--listen", str(self._host)]
-            with open(opened(self._log, os.O_APPEND), "ab") as said:
+            with open(opened(self._log, os.O_APPEND), "ab") as said, held_back():
                 self._keeper = subprocess.Popen(
                     [sys.executable, "-P", "-m", "trainwarden", "keeper", *words], env=environ,
                     stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
@@ -116,6 +118,13 @@ class MemoryFolder:
         except OSError as error:
             self._ends += 1
             log.warning("trainwarden: no keeper can be started here (%s)", error)
+
+    def _make_meeting(self) -> None:
+        """Make the folder where keeper and torchrun meet; a link that lies there in its place is not followed."""
+        with suppress(FileExistsError):
+            self._meeting.mkdir(mode=0o700)
+        if self._meeting.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._meeting))
 
     @property
     def _every(self) -> str | None:
@@ -125,7 +134,7 @@ class MemoryFolder:
 
     def _look_for_request(self, pid: int) -> None:
         try:
-            said = (self._meeting / "request.json").read_bytes()
+            said = read_whole(self._meeting / "request.json", _MOST_ANSWER_BYTES)
             fields = json.loads(said)
             if said != self._request and fields["pid"] == pid:
                 self._request = said

@@ -106,7 +106,7 @@ def forget_ends() -> None:
     import weakref
 
     atexit._clear()
-    atexit.register(multiprocessing.util._exit_function)
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     atexit.register(logging.shutdown)
     for known in weakref.finalize._registry.values():  # type: ignore[attr-defined]
         known.atexit = False

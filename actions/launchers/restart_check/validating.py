@@ -11,7 +11,7 @@ from typing import Final, Literal, Protocol
 
 from trainwarden import rundir
 from trainwarden.actions.launchers.restart_check.bounded import LIMIT_S, START_S
-from trainwarden.actions.launchers.restart_check.measuring import MeasuredJob, Measurement
+from trainwarden.actions.launchers.restart_check.measuring import JobPlace, Measurement
 from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.clock import Clock
 from trainwarden.launching import CHECKS, Check, Operation
@@ -51,10 +51,10 @@ class Validating:
 
     def __init__(
         self,
-        place: MeasuredJob,
+        place: JobPlace,
         runner: Ranks,
         clock: Clock,
-        measure: Callable[[MeasuredJob, Sequence[Check]], Measurement] = Measurement,
+        measure: Callable[[JobPlace, Sequence[Check]], Measurement] = Measurement,
     ) -> None:
         self._place, self._runner, self._clock, self._measure = place, runner, clock, measure
         self._pause = place.run_dir / rundir.PAUSE

@@ -10,12 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import psutil
 
 from trainwarden import rundir
 from trainwarden.actions.launchers.restart_check.here import CheckHere
-from trainwarden.actions.launchers.restart_check.measuring import Measurement
+from trainwarden.actions.launchers.restart_check.measuring import JobPlace, Measurement
 from trainwarden.actions.launchers.restart_check.messages import Suspicions
 from trainwarden.actions.launchers.restart_check.validating import Validating
 from trainwarden.actions.launchers.torchrun.operations import STARTS
@@ -25,15 +24,6 @@ from trainwarden.hook import headers_in
 from trainwarden.launching import MAX_SENTENCE_CHARS, Operation, Report, refused
 
 CUT_SHORT: Final = "the launcher was ended before it was done"
-
-
-class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose `ranks` all run on this machine, `node`, with the run folder `run_dir`."""
-
-    job: str
-    node: str
-    ranks: int
-    run_dir: Path
 
 
 class _RanksHere:

@@ -14,9 +14,10 @@ from tests.doubles import ManualClock
 from tests.unit.actions.launchers.torchrun.agents import World
 from trainwarden import rundir
 from trainwarden.actions.launchers.restart_check import validating
+from trainwarden.actions.launchers.restart_check.measuring import JobPlace
 from trainwarden.actions.launchers.restart_check.messages import CheckRequest, Conclusion, Outcome
 from trainwarden.actions.launchers.torchrun import checks
-from trainwarden.actions.launchers.torchrun.checks import CUT_SHORT, JobChecks, JobPlace
+from trainwarden.actions.launchers.torchrun.checks import CUT_SHORT, JobChecks
 from trainwarden.actions.launchers.torchrun.messages import Submit
 from trainwarden.actions.launchers.torchrun.operations import answer
 from trainwarden.errors import BusUnavailable
