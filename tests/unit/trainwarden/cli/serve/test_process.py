@@ -32,3 +32,13 @@ def test_a_service_outlives_signals_for_ranks_from_its_first_moment_and_stops_in
         process.terminate()
         assert said.read() == "ended in order\n"
     assert process.returncode == 0
+
+
+def test_a_service_that_was_started_without_that_outlives_them_once_it_serves() -> None:
+    process = subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process, process.stdout as said:
+        assert [said.readline(), said.readline()] == ["imports\n", "serves\n"]
+        process.send_signal(signal.SIGUSR1)
+        process.terminate()
+        assert said.read() == "ended in order\n"
