@@ -11,9 +11,9 @@ import typer
 
 from trainwarden import __version__
 from trainwarden.cli.lazy import Entry, LazyGroup
-from trainwarden.cli.shared.foreign_signals import foreign_signals
 from trainwarden.cli.shared.output import open_streams, with_json_target
 from trainwarden.errors import ConfigError, DataError, NotJudged, WardenError
+from trainwarden.torchrun.signals import foreign_signals
 
 _COMPLETES: Final = "_TRAINWARDEN_COMPLETE"
 _COMMANDS: Final[dict[str, Entry]] = {

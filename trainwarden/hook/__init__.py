@@ -57,7 +57,7 @@ from .memory import let_through
 from .period import CallPeriod
 from .plan import MicroBatchPlan, micro_batches
 from .process import Hook, current
-from .read import Header, Pause, Step, read_header, read_pauses, read_steps
+from .read import Header, Pause, Step, headers_in, read_header, read_pauses, read_steps
 from .share import MicroBatch, TrainingShare, phase
 from .watches import hide
 from .watches.groups import ranks_text
@@ -65,8 +65,8 @@ from .watches.groups import ranks_text
 __all__ = [
     "FILE_BYTES", "LATE_STEPS", "MAGIC", "PAUSE_RING", "PHASES", "POOL_STEPS", "RING", "ROLES", "SOURCES", "VERSION",
     "CallPeriod", "Header", "Hook", "MicroBatch", "MicroBatchPlan", "Pause", "Phase", "Step", "TrainingShare",
-    "autoload", "hide", "iteration", "micro_batches", "phase", "ranks_text", "read_header", "read_pauses", "read_steps",
-    "send_datagram", "set_step",
+    "autoload", "headers_in", "hide", "iteration", "micro_batches", "phase", "ranks_text", "read_header", "read_pauses",
+    "read_steps", "send_datagram", "set_step",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .layout import (
     ACCELERATORS,
@@ -33,6 +33,9 @@ from .layout import (
     Phase,
     Words,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Header(NamedTuple):
@@ -117,6 +120,18 @@ def read_header(source: int | str | os.PathLike[str]) -> Header | None:
         return None
     words = Words._make(HEADER.unpack(raw)[: len(Words._fields)])
     return _header_of(words) if _sound(words) else None
+
+
+def headers_in(folder: Path, name: str = "rank-*.hook") -> list[Header]:
+    """The headers of the hook files that are called `name` in `folder`, the newest last; none while it cannot be read.
+
+    A pid comes back with each start of a container, and a rank with each round: of several the last is the one meant.
+    """
+    try:
+        found = [header for header in map(read_header, folder.glob(name)) if header is not None]
+    except OSError:  # no descriptor is left, say: whoever needs them looks again
+        return []
+    return sorted(found, key=lambda header: header.start_monotonic_s)
 
 
 def _header_of(words: Words) -> Header:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from trainwarden.hook.memory import checked
+
+LAST_LINE_CHARS: Final = 300
+_TAIL_BYTES: Final = 8_192
 
 
 def opened(path: Path, flags: int) -> int:
@@ -20,6 +25,42 @@ def opened(path: Path, flags: int) -> int:
         If it is no regular file, or cannot be had.
     """
     descriptor = os.open(path, flags | os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return checked(descriptor, stat.S_IFREG, (os.fstat(descriptor).st_uid,))
+
+
+def read_whole(path: Path, most_bytes: int) -> bytes:
+    """What the regular file `path` holds. Whatever else lies there is neither waited for nor followed.
+
+    Raises
+    ------
+    OSError
+        If it is no such file, cannot be read, or is longer.
+    """
+    with open(_to_read(path), "rb") as file:
+        found = file.read(most_bytes + 1)
+    if len(found) > most_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return found
+
+
+def last_lines(path: Path, most_bytes: int) -> list[str]:
+    """The last lines of a log, of at most so many bytes; none where it cannot be read. The first may be cut short."""
+    try:
+        with open(_to_read(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            return file.read(most_bytes).decode("utf-8", "replace").split("\n")
+    except OSError:
+        return []
+
+
+def last_words(path: Path) -> str:
+    """The last line of a log that says anything, for one sentence; empty where none does."""
+    said = "\n".join(last_lines(path, _TAIL_BYTES)).strip().splitlines()
+    return said[-1].strip()[:LAST_LINE_CHARS] if said else ""
+
+
+def _to_read(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     return checked(descriptor, stat.S_IFREG, (os.fstat(descriptor).st_uid,))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainwarden.checkpoint.slots import SOCKET, Slots, folder_job, job_folder
-from trainwarden.checkpoints.newest import newest
-from trainwarden.torchrun.files import opened, put_whole
+from trainwarden.checkpoints.newest import Checkpoint, Search
+from trainwarden.torchrun.files import opened, put_whole, read_whole
+from trainwarden.torchrun.signals import held_back
 
 log = logging.getLogger("trainwarden.torchrun")
 
@@ -76,7 +78,7 @@ class MemoryFolder:
         threading.Thread(target=self._tend, name="trainwarden-keeper", daemon=True).start()
 
     def tell(self, said: dict[str, Any]) -> None:
-        """Other nodes reach this one by ``host``, or the keepers of the newest round are the ``ring``."""
+        """Other nodes reach this one by ``host``, or the keepers of the newest round are the ``ring``. May wait."""
         self._host = said.get("host", self._host)
         if (ring := said.get("ring")) is None:
             return
@@ -104,11 +106,11 @@ class MemoryFolder:
             words += ["--flush-every", self._every]
         try:
             if not self._alone:
-                self._meeting.mkdir(mode=0o700, exist_ok=True)
+                self._make_meeting()
                 for name in ("request.json", "ring.json"):  # of a keeper before, whose key is gone
                     (self._meeting / name).unlink(missing_ok=True)
                 words += ["--joins", str(self._meeting), "--listen", str(self._host)]
-            with open(opened(self._log, os.O_APPEND), "ab") as said:
+            with open(opened(self._log, os.O_APPEND), "ab") as said, held_back():
                 self._keeper = subprocess.Popen(
                     [sys.executable, "-P", "-m", "trainwarden", "keeper", *words], env=environ,
                     stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
@@ -116,6 +118,13 @@ class MemoryFolder:
         except OSError as error:
             self._ends += 1
             log.warning("trainwarden: no keeper can be started here (%s)", error)
+
+    def _make_meeting(self) -> None:
+        """Make the folder where keeper and torchrun meet; a link that lies there in its place is not followed."""
+        with suppress(FileExistsError):
+            self._meeting.mkdir(mode=0o700)
+        if self._meeting.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._meeting))
 
     @property
     def _every(self) -> str | None:
@@ -125,7 +134,7 @@ class MemoryFolder:
 
     def _look_for_request(self, pid: int) -> None:
         try:
-            said = (self._meeting / "request.json").read_bytes()
+            said = read_whole(self._meeting / "request.json", _MOST_ANSWER_BYTES)
             fields = json.loads(said)
             if said != self._request and fields["pid"] == pid:
                 self._request = said
@@ -145,7 +154,7 @@ class MemoryFolder:
         Raises
         ------
         NotFilled
-            If other nodes go on from a checkpoint that cannot be had here.
+            If other nodes go on from a checkpoint that cannot be had here, or the store does not say what it has.
         Overtaken
             Once `overtaken` says so.
         """
@@ -160,12 +169,22 @@ class MemoryFolder:
             if not self._alone:
                 raise NotFilled(f"{why}; what it says: {self._log}") from error
             log.warning("trainwarden: %s, so ranks read and write %s itself", why, self._store)
-            kept = newest(Path(self._store))
+            kept = self._kept(overtaken)
             folder, path, said = self._store, None if kept is None else str(kept.path), "in the store"
             step = 0 if kept is None else kept.step
         log.warning("trainwarden: checkpoints: %s", said)
         self._environ["TRAINWARDEN_CHECKPOINTS"] = folder
         return None if path is None else str(path), step
+
+    def _kept(self, overtaken: Callable[[], bool]) -> Checkpoint | None:
+        """The newest whole checkpoint in the store, which may stand still for ever."""
+        search, until_s = Search(Path(self._store)), time.monotonic() + _FILL_S
+        while not search.wait(_LOOK_S):
+            if overtaken():
+                raise Overtaken
+            if time.monotonic() > until_s:
+                raise NotFilled(f"the store {self._store} has not said within {_FILL_S:.0f} s what it has")
+        return search.found
 
     def newest(self) -> tuple[int, str] | None:
         """Step and path of the checkpoint that a restart would go on from."""

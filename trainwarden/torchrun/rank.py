@@ -75,6 +75,7 @@ def run(words: list[str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
     multiprocessing.current_process().name = "MainProcess"
+    forget_ends()
     renew_chance()
     bring_hook()
     sys.argv, name = with_folder(words), os.path.abspath(words[0])
@@ -93,6 +94,32 @@ def run(words: list[str]) -> None:
             raise
     except BaseException as error:  # noqa: BLE001 - as Python itself does
         end_by(error)
+    finally:
+        finish()
+
+
+def forget_ends() -> None:
+    """Leave out what torchrun does at its own end, but for what Python's modules do at that of any program."""
+    import atexit
+    import logging
+    import multiprocessing.util
+    import weakref
+
+    atexit._clear()
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+    atexit.register(logging.shutdown)
+    for known in weakref.finalize._registry.values():  # type: ignore[attr-defined]
+        known.atexit = False
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+
+
+def finish() -> None:
+    """Do what Python does at its end, as a forked process ends by `os._exit` (Python 3.13 does so too). Safe twice."""
+    import atexit
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
 
 
 def renew_chance() -> None:
@@ -122,6 +149,7 @@ def end_by(error: BaseException) -> None:
     error.__traceback__ = trace
     sys.excepthook(type(error), error, trace)
     if isinstance(error, KeyboardInterrupt):
+        finish()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -78,6 +78,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended)
         self._store: Any = None
         self._over = threading.Event()
+        self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._forked)
         self._agent.update(looks=self._around.looks)
         self._agent.start()
@@ -201,7 +202,12 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
                 self._agent.update_round(seen, first_step=first, start_s=time.monotonic() - since_s)
 
     def _forked(self) -> None:
-        """In a child that Python has forked: it must not answer signals as torchrun does, nor hold our connection."""
+        """In a child that Python has forked: it must not answer signals as torchrun does, nor hold our connection.
+
+        What a rank forks runs this as well, and keeps the handlers that the script has set.
+        """
+        if os.getppid() != self._pid:
+            return
         self._agent.forget()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             if callable(signal.getsignal(number)):

@@ -23,7 +23,7 @@ from typing import Any, Final
 import trainwarden
 from trainwarden import rundir
 from trainwarden.checkpoints.newest import Search, words
-from trainwarden.hook import read_header
+from trainwarden.hook import headers_in
 from trainwarden.torchrun.exits import Exit
 from trainwarden.torchrun.files import opened, put_whole
 from trainwarden.torchrun.memory import STORE, MemoryFolder
@@ -119,8 +119,8 @@ class Surroundings:
 
     def tell_keeper(self, said: dict[str, Any]) -> None:
         """Tell this node's keeper by which ``host`` others reach it, or the ``ring`` of the newest round."""
-        if self._memory is not None:
-            self._memory.tell(said)
+        if (memory := self._memory) is not None:
+            self._write_later(lambda: memory.tell(said))
 
     def fill(
         self, key: str, number: int, resume: str | None, overtaken: Callable[[], bool]
@@ -169,14 +169,7 @@ class Surroundings:
 
     def first_steps(self, pids: Collection[int]) -> list[int | None] | None:
         """The first step of each rank, None where the script numbers none; None until all have finished one."""
-        found: dict[int, Any] = {}
-        for path in self._hook_files("rank-*.hook"):
-            header = read_header(path)
-            if header is not None and header.pid in pids:
-                before = found.get(header.pid)
-                # In a container a pid comes back with each start: of several files the newest is of this process.
-                if before is None or header.start_monotonic_s > before.start_monotonic_s:
-                    found[header.pid] = header
+        found = {header.pid: header for header in headers_in(self.run_dir / rundir.HOOK) if header.pid in pids}
         if len(found) < len(pids) or not all(header.recorded for header in found.values()):
             return None
         return [header.first_step for header in found.values()]
@@ -266,35 +259,24 @@ class Surroundings:
 
     def _incarnation(self, end: Exit) -> str:
         """The hook's own name for the process, so that all records agree; one of ours where it had no hook."""
-        found = map(read_header, self._hook_files(f"rank-*-{end.pid}*.hook"))
-        headers = [header for header in found if header is not None and header.pid == end.pid]
-        newest = max(headers, key=lambda header: header.start_monotonic_s, default=None)
+        headers = headers_in(self.run_dir / rundir.HOOK, f"rank-*-{end.pid}*.hook")
+        newest = next((header for header in reversed(headers) if header.pid == end.pid), None)
         return f"{end.pid}-{round(end.at_s * 1000)}" if newest is None else newest.incarnation
-
-    def _hook_files(self, pattern: str) -> list[Path]:
-        with suppress(OSError):  # no descriptor is left, say: it is looked again
-            return list((self.run_dir / rundir.HOOK).glob(pattern))
-        return []
 
     def _look(self, folder: Path) -> None:
         """Say which checkpoint is the newest whole one, again and again."""
         seen: tuple[int, str] | None = None
         while not self._over.is_set():
-            if seen is not None:
-                self._wake.wait(LOOK_S)
-                self._wake.clear()
             asked = self._asked
             now = self._newest(folder)
             if now is not None and now != seen:
                 self._checkpoint({"step": now[0], "path": now[1]})
+                seen = now
             with self._looks:
                 self._answered = asked
                 self._looks.notify_all()
-            if now is None:
-                self._wake.wait(LOOK_S)
-                self._wake.clear()
-            else:
-                seen = now
+            self._wake.wait(LOOK_S)
+            self._wake.clear()
 
     def _newest(self, folder: Path) -> tuple[int, str] | None:
         """Step and path of the newest whole checkpoint; of those in memory, of what would survive this node."""

@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from trainwarden.torchrun.files import opened
+from trainwarden.torchrun.files import last_words, opened
+from trainwarden.torchrun.signals import held_back
 
 log = logging.getLogger("trainwarden.torchrun")
 
@@ -47,7 +48,7 @@ class NodeAgent:
         command = [sys.executable, "-P", "-m", "trainwarden", "agent", "--run-dir", str(self._run_dir)]
         command += ["--with-parent", parent]
         try:
-            with open(opened(self._run_dir / LOG_NAME, os.O_APPEND), "ab") as said, self._guard:
+            with open(opened(self._run_dir / LOG_NAME, os.O_APPEND), "ab") as said, self._guard, held_back():
                 self._process = subprocess.Popen(
                     command, env={**self._environ, "TRAINWARDEN_BUS": bus}, stdin=subprocess.DEVNULL, stdout=said,
                     stderr=said, start_new_session=True,
@@ -62,7 +63,7 @@ class NodeAgent:
         if process is None:
             return
         if (code := process.poll()) is not None:
-            said = self._last_line()
+            said = last_words(self._run_dir / LOG_NAME)
             log.warning("trainwarden: this node's agent had ended with code %d: %s", code, said)
         with suppress(OSError, subprocess.TimeoutExpired):
             process.terminate()
@@ -70,9 +71,3 @@ class NodeAgent:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-    def _last_line(self) -> str:
-        with suppress(OSError):
-            lines = (self._run_dir / LOG_NAME).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            return lines[-1][:300] if lines else ""
-        return ""

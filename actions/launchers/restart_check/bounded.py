@@ -12,8 +12,6 @@ from trainwarden.clock import Clock
 ASK_S: Final = 10.0  # a bus that says nothing for so long must not keep a job down, as a folder of checkpoints must not
 START_S: Final = 120.0  # imports of torch take 3 s of a processor, on busy machines many times that
 LIMIT_S: Final = 300.0  # measured: 15 s for eight ranks on two busy cores
-MOST_S: Final = ASK_S + START_S + LIMIT_S
-"""What is waited for a measurement in all, well within an engine's deadline of ten minutes for a restart."""
 
 
 class Asking:
@@ -34,10 +32,6 @@ class Asking:
     def wanted(self) -> CheckRequest | None:
         """The answer; None while there is none."""
         return None if self._thread.is_alive() else self._wanted
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait for the answer, at most so long."""
-        self._thread.join(timeout_s)
 
     def _run(self, suspicions: Suspicions, nodes: Collection[str]) -> None:
         self._wanted = suspicions.wanted(nodes)

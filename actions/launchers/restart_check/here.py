@@ -10,11 +10,11 @@ from trainwarden.actions.launchers.restart_check.bounded import Asking, Bounded
 from trainwarden.actions.launchers.restart_check.messages import CheckRequest, Child, Suspicions
 from trainwarden.clock import Clock
 
-log = logging.getLogger("trainwarden.supervisor")
+log = logging.getLogger("trainwarden.rendezvous")
 
 
 class Runner(Protocol):
-    """What is asked of the node runner."""
+    """The ranks of the job; `beside` is the process that measures."""
 
     beside: int | None
 

@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -17,20 +17,20 @@ import trainwarden
 from trainwarden import rundir
 from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.launching import Accused, Check, Findings, Rates
+from trainwarden.torchrun.files import last_words, opened, read_whole
 
+_MOST_BYTES: Final = 16 * 1024 * 1024  # of its log and of its result
 _READY: Final = b"ready"  # trainwarden.cli.run.validate
 _RANK: Final = Path(trainwarden.__file__).with_name("torchrun") / "rank.py"
 
 
-class MeasuredJob(Protocol):
-    """Whose ranks all have their places on this machine."""
+class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose `ranks` all run on this machine, `node`, with the run folder `run_dir`."""
 
-    @property
-    def ranks(self) -> int: ...
-    @property
-    def run_dir(self) -> Path: ...
-    @property
-    def node(self) -> str: ...
+    job: str
+    node: str
+    ranks: int
+    run_dir: Path
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -45,33 +45,21 @@ class _Result(msgspec.Struct, frozen=True):
 class Measurement:
     """A validation of the places of all ranks of `place`, which waits for `begin`; it ends with the launcher.
 
-    Parameters
-    ----------
-    words : sequence of str
-        More options of `trainwarden validate`.
-    environ : mapping, optional
-        Its environment; default this process's.
-
     Raises
     ------
     OSError
         If there is no memory or process slot for it.
     """
 
-    def __init__(
-        self,
-        place: MeasuredJob,
-        checks: Sequence[Check],
-        words: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, place: JobPlace, checks: Sequence[Check]) -> None:
         self._target, self._log = place.run_dir / rundir.VALIDATION, place.run_dir / rundir.VALIDATION_LOG
         self._target.unlink(missing_ok=True)
         command = [sys.executable, "-I", "-S", str(_RANK), "exec", str(os.getpid())]
         command += [sys.executable, "-P", "-m", "trainwarden.cli.main", "validate", "--nproc", str(place.ranks)]
-        command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told", *words]
-        own = {**(os.environ if environ is None else environ), "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1"}
-        with self._log.open("wb") as log:
+        command += ["--checks", ",".join(checks), "--json", str(self._target), "--when-told"]
+        own = {**os.environ, "TRAINWARDEN_NODE": place.node, "OMP_NUM_THREADS": "1"}
+        self._log.unlink(missing_ok=True)
+        with open(opened(self._log, os.O_EXCL), "wb") as log:
             self._process = subprocess.Popen(
                 command, env=own, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
@@ -86,7 +74,7 @@ class Measurement:
     def ready(self) -> bool:
         """Whether it has imported what it needs: that takes seconds, in which nobody has to stand still."""
         try:
-            return _READY in self._log.read_bytes().split(b"\n")
+            return _READY in read_whole(self._log, _MOST_BYTES).split(b"\n")
         except OSError:
             return False
 
@@ -109,9 +97,10 @@ class Measurement:
         code = self._process.wait()
         self._let_go()
         try:
-            found = msgspec.json.decode(self._target.read_bytes(), type=_Result)
+            found = msgspec.json.decode(read_whole(self._target, _MOST_BYTES), type=_Result)
         except (OSError, msgspec.DecodeError):
-            return Outcome(None, f"the validation ended with code {code} and no result: {self._last_words()}")
+            said = last_words(self._log) or "it said nothing"
+            return Outcome(None, f"the validation ended with code {code} and no result: {said}")
         nodes = tuple(found.nodes)
         return Outcome(Findings(accused=found.accused, judged=found.judged, nodes=nodes, rates=found.rates))
 
@@ -120,11 +109,3 @@ class Measurement:
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
-
-    def _last_words(self) -> str:
-        try:
-            lines = self._log.read_text(errors="replace").split("\n")
-        except OSError:
-            return "it has left no log"
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1][:300] if said else "it said nothing"

@@ -11,13 +11,13 @@ from typing import Final, Literal, Protocol
 
 from trainwarden import rundir
 from trainwarden.actions.launchers.restart_check.bounded import LIMIT_S, START_S
-from trainwarden.actions.launchers.restart_check.measuring import MeasuredJob, Measurement
+from trainwarden.actions.launchers.restart_check.measuring import JobPlace, Measurement
 from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.clock import Clock
 from trainwarden.launching import CHECKS, Check, Operation
 from trainwarden.state import save_json
 
-log = logging.getLogger("trainwarden.supervisor")
+log = logging.getLogger("trainwarden.rendezvous")
 
 STAND_S: Final = 60.0  # the ranks agree on a pause a step ahead: two steps of half a minute
 SPARE_S: Final = 30.0  # a pause that is never taken back ends by itself, so much later
@@ -29,7 +29,7 @@ class Ranks(Protocol):
     beside: int | None
 
     @property
-    def failed(self) -> Collection[int]: ...
+    def failed(self) -> bool: ...
     @property
     def running(self) -> Collection[int]: ...
     def stands(self) -> Mapping[int, int | None]: ...
@@ -51,10 +51,10 @@ class Validating:
 
     def __init__(
         self,
-        place: MeasuredJob,
+        place: JobPlace,
         runner: Ranks,
         clock: Clock,
-        measure: Callable[[MeasuredJob, Sequence[Check]], Measurement] = Measurement,
+        measure: Callable[[JobPlace, Sequence[Check]], Measurement] = Measurement,
     ) -> None:
         self._place, self._runner, self._clock, self._measure = place, runner, clock, measure
         self._pause = place.run_dir / rundir.PAUSE
@@ -132,7 +132,7 @@ class Validating:
 
     def _gather(self) -> None:
         """Ask the ranks to stand still."""
-        self._number += 1  # none of these ranks has heard of it: they end with this launcher
+        self._number += 1  # none of these ranks has heard of it: they end with this service
         until_s = self._clock.now_s() + STAND_S + LIMIT_S + SPARE_S
         try:
             save_json(self._pause, {"number": self._number, "until_s": until_s})

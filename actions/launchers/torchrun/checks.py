@@ -10,29 +10,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import psutil
 
 from trainwarden import rundir
 from trainwarden.actions.launchers.restart_check.here import CheckHere
-from trainwarden.actions.launchers.restart_check.measuring import Measurement
+from trainwarden.actions.launchers.restart_check.measuring import JobPlace, Measurement
 from trainwarden.actions.launchers.restart_check.messages import Suspicions
 from trainwarden.actions.launchers.restart_check.validating import Validating
+from trainwarden.actions.launchers.torchrun.operations import STARTS
 from trainwarden.actions.launchers.torchrun.table import GAVE_UP_CODE, JobTable
 from trainwarden.clock import Clock
-from trainwarden.hook import Header, read_header
+from trainwarden.hook import headers_in
 from trainwarden.launching import MAX_SENTENCE_CHARS, Operation, Report, refused
 
 CUT_SHORT: Final = "the launcher was ended before it was done"
-
-
-class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose `ranks` all run on this machine, `node`, with the run folder `run_dir`."""
-
-    job: str
-    node: str
-    ranks: int
-    run_dir: Path
 
 
 class _RanksHere:
@@ -51,21 +42,14 @@ class _RanksHere:
         return {rank for one in self.table.seated.values() if one.beat.at == now for rank in one.beat.alive}
 
     @property
-    def failed(self) -> Collection[int]:
-        """All ranks, where another round is wanted."""
-        memory = None if self.table is None else self.table.memory
-        return () if memory is None or memory.target == memory.round else range(max(1, memory.world))
+    def failed(self) -> bool:
+        """Whether another round is wanted."""
+        return self.table is not None and self.table.memory.target != self.table.memory.round
 
     def stands(self) -> Mapping[int, int | None]:
-        running, found = self.running, dict[int, Header]()
-        for path in self._hooks.glob("rank-*.hook"):
-            header = read_header(path)
-            if header is None or header.rank not in running or not psutil.pid_exists(header.pid):
-                continue
-            before = found.get(header.rank)
-            if before is None or header.start_monotonic_s > before.start_monotonic_s:
-                found[header.rank] = header
-        return {rank: found[rank].stands if rank in found else None for rank in running}
+        running = self.running
+        found = {one.rank: one.stands for one in headers_in(self._hooks) if psutil.pid_exists(one.pid)}
+        return {rank: found.get(rank) for rank in running}
 
 
 class JobChecks:
@@ -93,9 +77,10 @@ class JobChecks:
         self._ranks = _RanksHere(place.run_dir, say)
         self._validating = Validating(place, self._ranks, clock)
         self._check = CheckHere(place.node, self._ranks, clock, lambda one: Measurement(place, one.checks), suspicions)
-        self._announced = 0
+        self._announced = self._cleaned = 0  # rounds
         self._current: Operation | None = None
-        self._reports: dict[str, Report] = {}
+        self._ended: Report | None = None
+        self._over = False
 
     def attach(self, table: JobTable) -> None:
         """Look at the job of `table`, and keep its rounds from beginning too early."""
@@ -118,8 +103,12 @@ class JobChecks:
 
     def is_open(self, number: int) -> bool:
         """Whether the round `number` may begin: nobody is measured, nothing is left, and who is suspected is known."""
-        if self._current is not None or not self._clean():
+        if self._current is not None:
             return False
+        if self._cleaned != number:  # once: whoever cleans has patience with what does not end, each time anew
+            if not self._clean():
+                return False
+            self._cleaned = number
         return number < 2 or (self._announced == number and self._check.advance(str(number)) is None)
 
     @property
@@ -129,7 +118,7 @@ class JobChecks:
 
     def _waits_for_a_person(self, number: int) -> bool:
         table, now_s = self._ranks.table, self._clock.monotonic_s()
-        asked = table is None or any(one.until == number for one in table.memory.kept)
+        asked = table is None or any(one.until == number and one.kind in STARTS for one in table.memory.kept)
         if self._person_s is None or asked:
             self._failed_s = None
             return False
@@ -173,27 +162,28 @@ class JobChecks:
         """How far that validation is; one that nobody here has begun has failed."""
         if self._current is not None and self._current.id == ident:
             return Report(operation=ident, state="running", text=self._validating.stage)
-        return self._reports.get(ident) or Report(operation=ident, state="failed", text=CUT_SHORT)
+        if self._ended is not None and self._ended.operation == ident:
+            return self._ended
+        return Report(operation=ident, state="failed", text=CUT_SHORT)
 
     def advance(self) -> None:
         """Go on with what is under way; of a job that is over nothing is measured."""
-        table, current = self._ranks.table, self._current
-        over = table is None or table.memory.over is not None
-        if over:
-            self.close()
-        elif current is not None and (outcome := self._validating.advance()) is not None:
+        table, current, was_over = self._ranks.table, self._current, self._over
+        self._over = table is None or table.memory.over is not None
+        if self._over:
+            if not was_over:
+                self.close()
+            return
+        if current is not None and (outcome := self._validating.advance()) is not None:
             self._current = None
             if outcome.error is None:
-                ended = Report(operation=current.id, state="done", findings=outcome.findings)
+                self._ended = Report(operation=current.id, state="done", findings=outcome.findings)
             else:
-                ended = Report(operation=current.id, state="failed", text=outcome.error[:MAX_SENTENCE_CHARS])
-            self._reports[current.id] = ended
+                self._ended = Report(operation=current.id, state="failed", text=outcome.error[:MAX_SENTENCE_CHARS])
 
     def close(self) -> None:
         """End what is under way, and let the ranks go on. Safe twice."""
-        if self._current is not None:
-            self._reports[self._current.id] = Report(operation=self._current.id, state="failed", text=CUT_SHORT)
-            self._current = None
+        self._current = None  # of it `report` says that it was cut short
         with suppress(OSError):
             self._validating.cancel()
         self._check.cancel()

@@ -43,7 +43,7 @@ CAPABILITIES_HERE: Final = msgspec.structs.replace(
     cannot={**{verb: why for verb, why in CAPABILITIES.cannot.items() if verb != "validate"}, **_NO_OTHER_NODE},
 )  # fmt: skip
 """The same of a job whose ranks are all on the service's machine."""
-_STARTS: Final = frozenset({"restart", "evict", "move", "resume"})  # done with the next round
+STARTS: Final = frozenset({"restart", "evict", "move", "resume"})  # `Kept.until` of these is a round's number
 
 
 def answer(ask: AskState | Submit | Poll, table: JobTable, now_s: float) -> Reply:
@@ -92,8 +92,8 @@ def _end(kept: Kept, table: JobTable, now_s: float) -> Report | None:
         done = memory.round == memory.target and len(seated) == len(memory.roster)
         done = done and all(one.beat.split >= kept.until for one in seated)
     else:
-        done = kept.kind not in _STARTS or memory.round >= kept.until
-    resume = memory.resume if kept.kind in _STARTS else None
+        done = kept.kind not in STARTS or memory.round >= kept.until
+    resume = memory.resume if kept.kind in STARTS else None
     text = "" if resume is None else f"the newest checkpoint that its nodes see is of step {resume.step}"
     return Report(operation=ident, state="done", text=text) if done else None
 

@@ -133,6 +133,7 @@ class RendezvousService:
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._peers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
         self._logged: dict[str, tuple[int, int, int | None]] = {}
+        self._broken: dict[str, tuple[str, int]] = {}  # by job: why its last such turn broke, and how many have
         self._wake = asyncio.Event()
 
     @property
@@ -183,13 +184,28 @@ class RendezvousService:
     def _decide(self) -> None:
         now_s = self._clock.monotonic_s()
         for job, table in self._tables.items():
-            table.tick(now_s)
-            if table.checks is not None:
-                table.checks.advance()
-            end_operations(table, now_s)
-            self._log(job, table)
-            for line in self._lines[job].values():
-                line.send(table, self._rings[job], answer=False)
+            try:
+                self._take_turn(job, table, now_s)
+            except Exception as error:  # noqa: BLE001 - the one place: what breaks a job's turn ends no other job
+                self._log_broken(job, error)
+
+    def _take_turn(self, job: str, table: JobTable, now_s: float) -> None:
+        table.tick(now_s)
+        if table.checks is not None:
+            table.checks.advance()
+        end_operations(table, now_s)
+        self._log(job, table)
+        for line in self._lines[job].values():
+            line.send(table, self._rings[job], answer=False)
+
+    def _log_broken(self, job: str, error: Exception) -> None:
+        """Count a turn that broke, and say so where the reason is another than before."""
+        why = f"{type(error).__name__}: {error}"[:300]
+        before, count = self._broken.get(job, ("", 0))
+        self._broken[job] = why, count + 1
+        if why != before:
+            fields = {"job": job, "error": why, "turns": count + 1}
+            log.error("a job's turn broke", exc_info=error, extra={"fields": fields})
 
     def _log(self, job: str, table: JobTable) -> None:
         memory = table.memory
@@ -291,6 +307,7 @@ class RendezvousService:
             return False
         del self._tables[job], self._lines[job], self._rings[job]
         self._logged.pop(job, None)
+        self._broken.pop(job, None)
         return True
 
     def _answer(self, question: Question) -> Reply | Refused:

@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from trainwarden.actions.launchers.torchrun.checks import JobChecks, JobPlace
+from trainwarden.actions.launchers.restart_check.measuring import JobPlace
+from trainwarden.actions.launchers.torchrun.checks import JobChecks
 from trainwarden.actions.launchers.torchrun.host import RendezvousHost
 from trainwarden.actions.remedies.policy import Mode, Rules
 from trainwarden.actions.suspicions.on_bus import SuspicionsOnBus
@@ -24,10 +25,12 @@ from trainwarden.cli.run.torchrun_here import GAVE_UP_CODE, Torchrun, failed_ran
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
 from trainwarden.settings import Settings
+from trainwarden.torchrun.files import last_lines, put_whole
 
 SERVED_S: Final = 10.0
 RENDEZVOUS_WORD: Final = "rendezvous.token"
 OWN_LOG: Final = "torchrun"
+WHY_BYTES: Final = 1024 * 1024  # the end of torchrun's own log
 OVER: Final = "trainwarden: the job is over: "  # trainwarden.torchrun.rendezvous
 
 
@@ -62,8 +65,10 @@ class JobHere:
             If it cannot be served.
         """
         token = run_dir / RENDEZVOUS_WORD
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(16))
+        try:
+            put_whole(token, secrets.token_hex(16))
+        except OSError as error:
+            raise ConfigError(f"launch: the rendezvous' token cannot be written: {error}") from error
         asked = msgspec.structs.replace(self._asked, token_file=token.absolute())
         settings, clock = self._settings, SystemClock()
         self._checks = JobChecks(
@@ -94,7 +99,7 @@ class JobHere:
             "TRAINWARDEN_OUTPUT": str(self._output.folder.absolute()),
         }  # fmt: skip
         words = [*self._asked.torchrun(settings.job, self._nproc, settings.launch), *ranks_words(command)]
-        self._leftovers = Leftovers(partial(self._own, run))
+        run.buries, self._leftovers = False, Leftovers(partial(self._own, run))
         job = partial(job_client, settings.job, self._asked, settings.launch)
         self._said = run.stack.log_path(OWN_LOG)
         with self._said.open("ab") as log:
@@ -151,6 +156,6 @@ def call_recording() -> Mapping[str, str]:
 
 def _why(log: Path) -> str:
     """Why the job is over, by the rendezvous; else the last words of torchrun."""
-    said = log.read_text(errors="replace")
-    words = [line.partition(OVER)[2] for line in said.splitlines() if OVER in line]
-    return f"trainwarden: {words[-1]}" if words else said[-2000:].rstrip()
+    said = last_lines(log, WHY_BYTES)
+    words = [line.partition(OVER)[2] for line in said if OVER in line]
+    return f"trainwarden: {words[-1]}" if words else "\n".join(said)[-2000:].rstrip()

@@ -44,6 +44,7 @@ from trainwarden.errors import ConfigError, WardenError
 from trainwarden.records import EventKind, EventRecord, IncidentRecord, Record
 from trainwarden.settings import DEFAULT_BUS, Settings, load
 from trainwarden.topics import EVENTS, INCIDENTS
+from trainwarden.torchrun.files import opened
 
 log = logging.getLogger("trainwarden.cli")
 
@@ -124,6 +125,8 @@ class JobRun:
         What a person should know of where the records lie.
     beside : set of int
         Processes that were started beside the services; whoever started them waits for their end.
+    buries : bool
+        Whether `look` buries orphans; else somebody does who knows of more children than `beside` and the services.
     interrupted : str or None
         The signal by which a person or a scheduler has stopped the command.
     """
@@ -167,7 +170,7 @@ class JobRun:
         self._end: EventRecord | None = None
         self._page: PageBeside | None = None
         self.beside: set[int] = set()
-        self._orphans = OrphansOfAll()
+        self._orphans, self.buries = OrphansOfAll(), True
 
     @staticmethod
     def _begin(settings: Settings, command: Sequence[str]) -> kept_runs.OwnRun:
@@ -229,7 +232,7 @@ class JobRun:
         if kind == "job_end":
             self._end = record
         try:
-            with (self.run_dir / rundir.EVENTS).open("ab", buffering=0) as file:
+            with open(opened(self.run_dir / rundir.EVENTS, os.O_APPEND), "ab", buffering=0) as file:
                 file.write(EVENTS.encode(record) + b"\n")
         except OSError as error:  # a full disk is no reason to let go of somebody's training command
             log.warning("fact not written", extra={"fields": {"kind": kind, "error": str(error)}})
@@ -254,7 +257,8 @@ class JobRun:
         """Follow the bus for a moment. Whatever goes wrong with that, the command goes on: it needs us to be there."""
         self.stack.limit_logs()
         self._miss_services(voice)
-        self._orphans.bury(self.beside | self.stack.pids())
+        if self.buries:
+            self._orphans.bury(self.beside | self.stack.pids())
         with suppress(OSError):
             if self._page is not None and (sentence := self._page.news(terminal=voice.terminal)) is not None:
                 voice.say(f"trainwarden: {sentence}")

@@ -12,7 +12,7 @@ import typer
 
 from trainwarden.actions.remedies.policy import Mode
 from trainwarden.cli.run.job_run import JobRun, services_here, settings_for
-from trainwarden.cli.run.launch_node import Here, NodesAsked, launch_node
+from trainwarden.cli.run.launch_node import Here, NodesAsked, launch_node, need_storage
 from trainwarden.cli.run.torchrun_here import STOPPED_CODE
 from trainwarden.cli.run.warm_up import warm_up
 from trainwarden.cli.shared.extras import need
@@ -92,6 +92,7 @@ def _launch_here(command: Sequence[str], voice: Voice, here: Here, *, mode: Mode
     checkpoints, config = here.checkpoints, here.config
     signals = _Signals()
     settings = settings_for(config, here.job, "launch")
+    need_storage(command, settings, here)
     job = JobHere(settings, here.nproc, mode)
     if validate:
         warm_up(here.nproc, voice, checkpoints=checkpoints_of(settings, checkpoints), config=config)

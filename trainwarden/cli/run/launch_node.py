@@ -151,8 +151,7 @@ def launch_node(
     options = asked.torchrun(settings.job, here.nproc, settings.launch)
     overrides = {} if mode == "observe" else asked.engine(settings, mode)
     _check(settings, here, asked, mode)
-    if asks_for_memory(command) and checkpoints_of(settings, here.checkpoints) is None:
-        raise ConfigError(f"{IN_MEMORY}: name the storage that checkpoints go to in the end, with --checkpoints")
+    need_storage(command, settings, here)
     if validate:
         warm_up(here.nproc, voice, checkpoints=checkpoints_of(settings, here.checkpoints), config=config)
     # What the nodes' agents say belongs together, so a bus of this node alone would be read by nobody.
@@ -266,6 +265,12 @@ def _words(command: Sequence[str]) -> list[str]:
 def asks_for_memory(command: Sequence[str]) -> bool:
     """Whether the command is to write its checkpoints to a folder in memory."""
     return any(IN_MEMORY in word for word in command)
+
+
+def need_storage(command: Sequence[str], settings: Settings, here: Here) -> None:
+    """Refuse a command that asks for a folder of checkpoints where nobody has named one."""
+    if asks_for_memory(command) and checkpoints_of(settings, here.checkpoints) is None:
+        raise ConfigError(f"{IN_MEMORY}: name the storage that checkpoints go to in the end, with --checkpoints")
 
 
 def ranks_environment(

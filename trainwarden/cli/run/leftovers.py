@@ -18,7 +18,7 @@ from typing import Final
 
 import psutil
 
-from trainwarden.cli.shared.orphans import EVERY_S, children_of_this_process
+from trainwarden.cli.shared.orphans import INIT, OrphansOfAll, children_of_this_process
 
 log = logging.getLogger("trainwarden.cli")
 
@@ -38,7 +38,8 @@ class Leftovers:
     def __init__(self, own: Callable[[], Collection[int]]) -> None:
         self._adopts = ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
         self._own, self._before = own, frozenset(children_of_this_process())
-        self._wanted, self._since_s, self._looked_s = threading.Event(), 0.0, 0.0
+        self._orphans = OrphansOfAll(INIT) if self._adopts else OrphansOfAll()
+        self._wanted, self._since_s = threading.Event(), 0.0
 
     def gone(self) -> bool:
         """Whether an attempt, all of whose ranks have ended, has left nothing; in any thread. `tend` ends the rest."""
@@ -57,12 +58,10 @@ class Leftovers:
 
     def tend(self) -> None:
         """End what is to end, and bury what has ended; in the thread that starts this process's own children."""
-        now_s = time.monotonic()
         if self._wanted.is_set():
             self.sweep()
-        elif now_s - self._looked_s >= EVERY_S:
-            self._looked_s = now_s
-            self._strangers()
+        else:
+            self._orphans.bury(self._before | set(self._own()))
 
     def sweep(self) -> int:
         """Kill what ranks have left, which are all gone; how many are still there. Never waits."""

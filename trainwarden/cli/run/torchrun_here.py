@@ -22,6 +22,7 @@ from trainwarden.clock import SystemClock
 from trainwarden.errors import LauncherError, WardenError
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS
+from trainwarden.torchrun.files import last_lines, read_whole
 
 if TYPE_CHECKING:
     from trainwarden.actions.launchers.torchrun.client import JobClient
@@ -30,6 +31,8 @@ STOPPED_CODE: Final = 143
 GAVE_UP_CODE: Final = 75  # actions/launchers/torchrun/table.py
 TORCHRUN_STOP_S: Final = 35.0  # torchrun itself kills its ranks after 30
 STOP_WAIT_S: Final = 5.0  # for a service that is to end the job everywhere
+PLACE_BYTES: Final = 1024 * 1024
+EVENTS_BYTES: Final = 64 * 1024 * 1024  # the last attempt is at the end
 RANK: Final = PACKAGE / "torchrun" / "rank.py"
 DEVICES: Final = ("/dev/nvidiactl", "/dev/kfd")  # a process that is forked from one that knows a device cannot use it
 
@@ -88,7 +91,7 @@ class Torchrun:
     def tend(self) -> None:
         """Say which place it has in the round, where that is new, and go on with a stop."""
         with suppress(OSError, ValueError):
-            place = json.loads((self._run.run_dir / rundir.TORCHRUN).read_bytes())
+            place = json.loads(read_whole(self._run.run_dir / rundir.TORCHRUN, PLACE_BYTES))
             if "attempt" in place and place != self.place:
                 self.place = place
                 why = f" ({place['why']})" if place["why"] else ""
@@ -133,14 +136,13 @@ class Torchrun:
 def failed_rank_code(run_dir: Path) -> int | None:
     """The exit code, as a shell shows it, of the first rank that failed in the last attempt; None if none has."""
     found: int | None = None
-    with suppress(OSError), (run_dir / rundir.EVENTS).open("rb") as lines:
-        for line in lines:
-            with suppress(WardenError, ValueError):
-                event = EVENTS.decode(line)
-                if event.kind == "restart" and event.fields.get("stage") == "started":
-                    found = None
-                elif event.kind == "process_exit" and found is None:
-                    found = _code_of(event)
+    for line in last_lines(run_dir / rundir.EVENTS, EVENTS_BYTES):
+        with suppress(WardenError, ValueError):
+            event = EVENTS.decode(line.encode())
+            if event.kind == "restart" and event.fields.get("stage") == "started":
+                found = None
+            elif event.kind == "process_exit" and found is None:
+                found = _code_of(event)
     return found
 
 

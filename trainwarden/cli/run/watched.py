@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from trainwarden.cli.shared.foreign_signals import foreign_signals, held_back
 from trainwarden.cli.shared.stop_signals import stop_signals
 from trainwarden.launching.job_output import LogWriter, OutputSink, PipeReader, join_all
 from trainwarden.launching.job_relay import END, LAST_OUTPUT_S
+from trainwarden.torchrun.signals import foreign_signals, held_back
 
 SETTLED_S: Final = 0.05  # a signal to all processes of a group or a cgroup is with each of them after so long
 ANSWER_S: Final = 2.0  # that the relay may take, on a machine with more work than processors

@@ -13,6 +13,7 @@ from pathlib import Path
 from trainwarden import plugins, rundir
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.settings import Settings, load
+from trainwarden.torchrun.signals import ignore_foreign
 
 log = logging.getLogger("trainwarden.cli")
 
@@ -20,7 +21,8 @@ log = logging.getLogger("trainwarden.cli")
 class StopFlag:
     """True once this process was asked to stop, or once the process `with_parent`, which started it, is gone.
 
-    The number comes from that process itself: it may be gone before this one has imported what it needs.
+    The number comes from that process itself: it may be gone before this one has imported what it needs. Signals that
+    are for its ranks may reach this process too, as one of its children, and end nothing here.
     """
 
     def __init__(self, *, with_parent: int | None = None) -> None:
@@ -28,6 +30,8 @@ class StopFlag:
         self._parent = with_parent
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
+        if with_parent is not None:
+            ignore_foreign()
 
     def _ask(self, _number: int, _frame: object) -> None:
         self._asked = True

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from trainwarden.cli.shared.foreign_signals import held_back
 from trainwarden.errors import NotJudged
+from trainwarden.torchrun.signals import held_back
 
 STOP_GRACE_S = 8.0
 LOG_BYTES = 32 * 1024 * 1024  # of one service's log, the older half included

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -15,9 +15,7 @@ from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer
 from trainwarden.cli.shared.follow import JobView, incident_words
 from trainwarden.cli.shared.formatting import counted
 from trainwarden.records import EventRecord, IncidentRecord, Suspect
-
-LAST_LINE_CHARS: Final = 300
-_TAIL_BYTES: Final = 8_192
+from trainwarden.torchrun.files import last_words
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +117,7 @@ def bare_incident(end: EventRecord) -> IncidentRecord:
 
 def service_lost(name: str, code: int, log: Path, after_s: float) -> Blind:
     """Why nothing is judged once service `name` has ended, by the last line of its log."""
-    said = _last_line(log)
+    said = last_words(log)
     missing = said.partition("No module named ")[2].strip("'\" ").partition(".")[0]
     remedy = f"install what is missing: pip install {missing}" if missing else f"its log is {log}"
     return Blind(
@@ -139,16 +137,6 @@ def service_unstarted(name: str, error: OSError) -> Blind:
     return Blind(
         f"the {name} cannot be started: {what}", "let this user run that program, or free processes and memory"
     )
-
-
-def _last_line(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1].strip()[:LAST_LINE_CHARS] if lines else ""
 
 
 def _size(path: Path) -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.unit.trainwarden.hook.test_planted_files import in_time, plant
 from trainwarden import rundir
-from trainwarden.actions.launchers.restart_check.measuring import Measurement
-from trainwarden.actions.launchers.torchrun.checks import JobPlace
+from trainwarden.actions.launchers.restart_check.measuring import JobPlace, Measurement
 
 pytestmark = pytest.mark.thorough  # starts processes
 
@@ -38,6 +38,17 @@ def test_one_that_cannot_begin_says_why_in_its_last_words(tmp_path: Path) -> Non
     assert error.startswith("the validation ended with code 2 and no result: ")
     assert "--nproc" in error
     measurement.kill()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_log_that_was_planted_is_neither_waited_for_nor_followed(tmp_path: Path, kind: str) -> None:
+    elsewhere = plant(tmp_path / rundir.VALIDATION_LOG, kind)
+    before = elsewhere.read_text()
+    measurement = in_time(lambda: Measurement(place(tmp_path), ("gemm",)))
+    assert isinstance(measurement, Measurement)
+    assert in_time(lambda: measurement.ready) is False
+    measurement.kill()
+    assert elsewhere.read_text() == before
 
 
 def test_one_that_is_killed_leaves_nothing_and_no_answer(tmp_path: Path) -> None:

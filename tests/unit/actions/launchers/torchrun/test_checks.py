@@ -14,9 +14,10 @@ from tests.doubles import ManualClock
 from tests.unit.actions.launchers.torchrun.agents import World
 from trainwarden import rundir
 from trainwarden.actions.launchers.restart_check import validating
+from trainwarden.actions.launchers.restart_check.measuring import JobPlace
 from trainwarden.actions.launchers.restart_check.messages import CheckRequest, Conclusion, Outcome
 from trainwarden.actions.launchers.torchrun import checks
-from trainwarden.actions.launchers.torchrun.checks import CUT_SHORT, JobChecks, JobPlace
+from trainwarden.actions.launchers.torchrun.checks import CUT_SHORT, JobChecks
 from trainwarden.actions.launchers.torchrun.messages import Submit
 from trainwarden.actions.launchers.torchrun.operations import answer
 from trainwarden.errors import BusUnavailable
@@ -116,7 +117,7 @@ class Job(World):
         """Whoever is asked for suspects has answered."""
         asking = self.checks._check._asking
         if asking is not None:
-            asking.wait(5.0)
+            asking._thread.join(5.0)
         self.pass_s(0.5)
 
     @property
@@ -391,6 +392,42 @@ def test_no_round_begins_before_what_ranks_have_left_is_gone(job: Job) -> None:
     assert job.starts == 2
 
 
+def test_what_ranks_have_left_is_waited_for_once_a_round(doubted: Job, suspicious: Suspicious) -> None:
+    cleaned: list[int] = []
+    doubted.checks._clean = lambda: cleaned.append(1) is None
+    suspicious.holds.clear()
+    doubted.ask("restart")
+    doubted.pass_s(5.0)
+    assert (doubted.starts, len(cleaned)) == (1, 1)
+    suspicious.holds.set()
+    doubted.answered()
+    FakeMeasurement.made[0].ended = True
+    doubted.pass_s(0.5)
+    assert (doubted.starts, len(cleaned)) == (2, 1)
+    suspicious.answer = None
+    doubted.ask("restart")
+    doubted.answered()
+    assert (doubted.starts, len(cleaned)) == (3, 2)
+
+
+def test_of_a_job_that_is_over_all_is_closed_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(job.checks._check, "cancel", lambda: closed.append(1))
+    job.agents["n0"].finish()
+    job.pass_s(2.0)
+    assert (job.state().phase, len(closed)) == ("ended", 1)
+
+
+def test_a_folder_that_cannot_be_read_now_tells_of_nobody_who_stands(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    del job.checks._ranks.stands  # type: ignore[method-assign]
+
+    def fails(*_: object) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "glob", fails)
+    assert not job.state().pausable
+
+
 # --- whoever has to agree --------------------------------------------------------------------------------------------
 
 
@@ -412,6 +449,20 @@ def test_ranks_that_have_failed_wait_for_somebody_who_asks_for_their_restart(
     measurements[1].ended = True
     job.pass_s(0.5)
     assert job.starts == 3
+
+
+def test_a_plan_of_micro_batches_is_no_agreement_to_a_restart(tmp_path: Path) -> None:
+    job = Job(tmp_path, None, person_s=60.0)
+    for split in ((1, 2, 3), (2, 2, 2)):  # plans 1 and 2; the next round is the second
+        assert job.ask("rebalance", split=split).state == "accepted"
+        job.pass_s(0.2)
+    assert [one.until for one in job.table.memory.kept] == [1, 2]
+    job.agents["n0"].fail()
+    job.pass_s(30.0)
+    assert (job.starts, job.state().phase) == (1, "failed")
+    job.ask("restart")
+    job.pass_s(0.5)
+    assert job.starts == 2
 
 
 def test_a_job_that_nobody_restarts_is_over_after_a_while(tmp_path: Path) -> None:

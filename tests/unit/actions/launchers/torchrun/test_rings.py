@@ -132,13 +132,38 @@ def test_keepers_of_a_round_know_each_other_and_the_replacement_but_nobody_else(
     assert greet(End(keepers, "a", a.serving), b.asking) is None
 
 
-def test_a_request_that_is_none_gives_no_ring(jobs) -> None:
+UNSUPPORTED = """\
+-----BEGIN CERTIFICATE REQUEST-----
+MIGSMFMCAQAwDDEKMAgGA1UEAwwBYTA+MBAGByqGSM49AgEGBSuBBAAIAyoABDwH
+qreFfGVmeMritwpw6Xqqr0LBtLGS8UOzFK/y9H/0HjeqUKgOMI+gADAKBggqhkjO
+PQQDAgMvADAsAhRK/FI/56F54Pm01ukYi66M5qLRdQIUP0ngry9uGsCzxOIAlie2
+jDQ09eE=
+-----END CERTIFICATE REQUEST-----
+"""
+"""A request for a key on secp160r1, as openssl makes it."""
+
+
+@pytest.mark.parametrize("request_", ["-----BEGIN CERTIFICATE REQUEST-----\nAA==", UNSUPPORTED])
+def test_a_request_that_is_none_gives_no_ring(jobs, request_: str) -> None:
     keepers = jobs()
-    keepers.hello("a", KeeperAt(port=1, request="-----BEGIN CERTIFICATE REQUEST-----\nAA=="))
+    keepers.hello("a", KeeperAt(port=1, request=request_))
     keepers.hello("b", keepers.keeper("b"))
     keepers.tick()
     assert keepers.rings.of(keepers.table, "a/1") is None
     assert keepers.rings.of(keepers.table, "b/1") is not None
+
+
+def test_certificates_of_nodes_that_are_gone_for_good_are_not_kept(jobs) -> None:
+    keepers = jobs()
+    keepers.hello("a", keepers.keeper("a"))
+    keepers.hello("b", keepers.keeper("b"))
+    keepers.tick()
+    assert all(keepers.rings.of(keepers.table, f"{node}/1") for node in "ab")
+    assert set(keepers.rings._signed) == {"a", "b"}
+    del keepers.table.members._by_life["b/1"]
+    keepers.rings.look_again()
+    keepers.rings.of(keepers.table, "a/1")
+    assert set(keepers.rings._signed) == {"a"}
 
 
 @given(st.lists(st.sampled_from("vwxyz"), min_size=1, max_size=12))

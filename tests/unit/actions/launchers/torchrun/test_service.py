@@ -14,6 +14,7 @@ import pytest
 
 from tests.servers.certificates import Authority
 from trainwarden.actions.launchers.torchrun.service import MOST_STRANGERS, RendezvousService
+from trainwarden.actions.launchers.torchrun.table import JobTable
 from trainwarden.clock import BootClock
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.access import Person, Tokens, digest_of
@@ -109,6 +110,20 @@ def test_an_agent_is_given_its_round_and_a_new_one_when_somebody_asks(address):
     assert "restart" in agent.until("stop")["why"]
     agent.say({"do": "beat", "at": 1, "waits": True, "port": 6})
     assert agent.until("begin")["begin"]["round"] == 2
+
+
+def test_a_job_whose_turn_breaks_ends_no_other(address, monkeypatch, caplog):
+    tick = JobTable.tick
+
+    def breaks(table, now_s):
+        if table.job == "broken":
+            raise LookupError("by the test")
+        tick(table, now_s)
+
+    monkeypatch.setattr(JobTable, "tick", breaks)
+    Peer(address).say({**HELLO, "job": "broken", "life": "b/1"}).hear()
+    assert Peer(address).say(HELLO).until("begin")
+    assert [one.message for one in caplog.records].count("a job's turn broke") == 1
 
 
 def test_an_agent_carries_what_was_decided_as_it_is(address):

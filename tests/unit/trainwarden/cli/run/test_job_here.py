@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.trainwarden.hook.test_planted_files import in_time
 from trainwarden import rundir
-from trainwarden.cli.run import job_here
+from trainwarden.cli.run import job_here, launch, leftovers
+from trainwarden.cli.run.launch_node import Here
 from trainwarden.cli.run.rank_output import RankOutput
 from trainwarden.cli.run.torchrun_here import RANK, failed_rank_code, ranks_words
+from trainwarden.cli.shared import orphans
+from trainwarden.cli.shared.output import Voice
+from trainwarden.errors import ConfigError
 from trainwarden.records import EventRecord
 from trainwarden.topics import EVENTS
 
@@ -53,6 +58,36 @@ def test_the_first_rank_that_failed_in_the_last_attempt_gives_the_code(
 ) -> None:
     (tmp_path / rundir.EVENTS).write_bytes(b"".join(lines))
     assert failed_rank_code(tmp_path) == code
+
+
+def test_events_that_were_planted_give_no_code_and_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / rundir.EVENTS)
+    assert in_time(lambda: failed_rank_code(tmp_path)) is None
+
+
+def test_a_log_that_cannot_be_read_costs_no_exit_code(tmp_path: Path) -> None:
+    log = tmp_path / "torchrun.log"
+    assert job_here._why(log) == ""
+    log.write_text(f"first\n{job_here.OVER}rank 0 failed\nlast\n")
+    assert job_here._why(log) == "trainwarden: rank 0 failed"
+    log.write_text("first\nlast\n")
+    assert job_here._why(log) == "first\nlast"
+
+
+def test_checkpoints_go_to_a_folder_that_somebody_has_named() -> None:
+    here = Here(nproc=1, checkpoints=None, job="j", keep=None, config=None)
+    with pytest.raises(ConfigError, match="--checkpoints"):
+        launch._launch_here(["train", "--to", "{checkpoints}"], Voice(None), here, mode="observe", validate=False)
+
+
+def test_only_whoever_knows_of_a_measurement_buries_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    measures = subprocess.Popen([sys.executable, "-c", "raise SystemExit(5)"], start_new_session=True)
+    monkeypatch.setattr(leftovers, "children_of_this_process", list)
+    left = leftovers.Leftovers(lambda: {measures.pid})
+    monkeypatch.setattr(orphans, "children_of_this_process", lambda: [measures.pid])
+    os.waitid(os.P_PID, measures.pid, os.WEXITED | os.WNOWAIT)
+    left.tend()
+    assert measures.wait() == 5
 
 
 def test_ranks_of_two_attempts_write_to_one_log_with_their_prefix(tmp_path: Path) -> None:
