@@ -126,12 +126,15 @@ class Nodes:
         for rank in range(len(self.names)):
             self.save(id_, size, rank=rank)
 
-    def tick(self, rounds: int = 3) -> None:
+    def tick(self, rounds: int = 3, *, store: bool = True) -> None:
+        """Rounds of all keepers; without `store` that hangs, or nobody looks after it yet."""
         for _ in range(rounds):
             for keeper in self.keepers.values():
                 copies = keeper.tick()
                 if keeper.node in self.folders:
                     self.folders[keeper.node].tick(copies)
+                    if store:
+                        self.folders[keeper.node].file()  # the service has a thread for it
 
     def stage(self, rank: int, at_most: Id | None = None) -> Staged:
         world = len(self.names)

@@ -33,10 +33,9 @@ class Filed:
         """The newest whole one."""
         return newest(self.path)
 
-    def size(self) -> int:
-        """Bytes of that one."""
-        kept = self.newest()
-        return 0 if kept is None else size_of(self.path, Entry(kept.path.name, kept.mark))
+    def size(self, kept: Checkpoint) -> int:
+        """Bytes of a checkpoint here."""
+        return size_of(self.path, Entry(kept.path.name, kept.mark))
 
     def lacks(self, id_: Id) -> bool:
         """Whether a checkpoint as new is not there yet."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainwarden.actions.keeper.copies import Choice, Copies, Copy, Tier
-from trainwarden.actions.keeper.filed import Filed
+from trainwarden.actions.keeper.filing import Filing
 from trainwarden.actions.keeper.keeper import PEERS_S, Keeper, place_of
 from trainwarden.actions.keeper.parts import Entry, lie_in, names_of, pack, unpack
 from trainwarden.actions.keeper.transfer import reading
@@ -60,8 +60,8 @@ class Folder:
     def __init__(self, keeper: Keeper, clock: Clock, *, store: Path | None, flush_every_s: float) -> None:
         self.keeper, self.path = keeper, keeper.slots.path / FOLDER
         self.path.mkdir(mode=0o700, exist_ok=True)
-        self._clock, self._store = clock, None if store is None else Filed(store)
-        self._flush_every_s, self._flushed_at_s = flush_every_s, -flush_every_s
+        self._clock = clock
+        self._filing = None if store is None else Filing(store, keeper, clock, flush_every_s)
         self._lock = threading.Lock()
         note = keeper.slots.note(NOTE) or {}
         self._attempt, self._filled = int(note.get("attempt", 0)), note.get("filled")
@@ -85,26 +85,34 @@ class Folder:
                 safe = self._newest(copies, self.keeper.safe_tier)
                 if safe is not None:
                     self._note(*safe)
-                    self._file(safe[0])
                     self._trim(safe[0].step, safe[1])
-            except Busy:
-                pass  # a shard is being sent; the next round has the newer one
+                if self._filing is not None:
+                    self._filing.safe = None if safe is None else safe[0]
             except (CheckpointError, OSError) as error:
                 self._say(f"a checkpoint is not kept: {error}")
         return packed
+
+    def file(self) -> None:
+        """One round of the store, where there is one; it hangs as long as that does, and `tick` goes on meanwhile."""
+        if self._filing is not None:
+            self._filing.round(self.path)
 
     def close(self, work: Callable[[], object]) -> None:
         """The keeper ends, as its job does: the store gets the newest checkpoint now, by rounds of `work`.
 
         A checkpoint of several nodes is whole once each has written its part: wait while any of them writes.
         """
-        self._flush_every_s = 0.0
-        work()
-        work()  # what the first has packed
-        before, since_s = -1, self._clock.monotonic_s()
-        while self._world > 1 and self._store is not None and (last := self._last()) and self._store.lacks(last):
+        if self._filing is None:
+            return
+        self._filing.flush_every_s, store = 0.0, self._filing.store
+        for _ in range(2):  # the second has what the first has packed
             work()
-            written, now_s = self._store.unfinished_bytes(), self._clock.monotonic_s()
+            self.file()
+        before, since_s = -1, self._clock.monotonic_s()
+        while self._world > 1 and (last := self._last()) and store.lacks(last):
+            work()
+            self.file()
+            written, now_s = store.unfinished_bytes(), self._clock.monotonic_s()
             if written != before:
                 before, since_s = written, now_s
             elif now_s - since_s >= _CLOSE_S:
@@ -117,14 +125,11 @@ class Folder:
         return max((copy.id for copy in self.keeper.inventory() if copy.tier == "memory"), default=None)
 
     def stored(self) -> tuple[int, float, str] | None:
-        """Step, time and name of the newest checkpoint in the store."""
-        kept = None if self._store is None else self._store.newest()
-        if kept is None:
-            return None
-        try:
-            return kept.step, kept.path.stat().st_mtime, kept.path.name
-        except OSError:
-            return None
+        """Step, time and name of the newest checkpoint that was seen in the store."""
+        known = None if self._filing is None else self._filing.known
+        return (
+            None if known is None or known.kept is None else (known.kept.step, known.saved_at_s, known.kept.path.name)
+        )
 
     def choose(self, key: str) -> Choice:
         """From what the ranks go on that start with `key`: the same for all nodes, which ask the first of the ring."""
@@ -171,21 +176,27 @@ class Folder:
             self._clock.sleep(0.5)
 
     def _chosen(self, below: Id | None, words: str = "") -> Choice:
-        """Wait for nodes that do not answer yet: what they hold may be newer."""
-        deadline_s = self._clock.monotonic_s() + PEERS_S
+        """Wait for nodes and a store that do not answer yet: what they hold may be newer."""
+        since_s, filing = self._clock.monotonic_s(), self._filing
         while True:
             copies = self.keeper.survey()
-            if not self.keeper.away or self._clock.monotonic_s() >= deadline_s:
+            old_s = 0.0 if filing is None else filing.wait_s()
+            if self._clock.monotonic_s() - since_s >= (PEERS_S if self.keeper.away else old_s):
                 break
             self._clock.sleep(0.5)
         said = "; ".join(
-            [words] * bool(words) + [f"{one} does not answer ({why})" for one, why in self.keeper.away.items()]
+            [words] * bool(words)
+            + [f"{one} does not answer ({why})" for one, why in self.keeper.away.items()]
+            + ["the store does not answer, or is being written to"] * bool(old_s)
         )
         attempt = max((id_.attempt for id_ in copies.by_id), default=self._attempt - 1) + 1
-        kept = None if self._store is None else self._store.newest()
-        if kept is not None and (small := self._too_small(self._store.size())):  # type: ignore[union-attr]
-            return Choice(attempt, None, kept.step, small, said)
         held = self._newest(copies, "memory", "neighbour", below=below)
+        known = None if filing is None else filing.known
+        if held is None and filing is not None and known is None:
+            raise CheckpointError(f"memory holds no whole checkpoint, and the store has not answered: {said}")
+        kept = None if known is None else known.kept
+        if known is not None and kept is not None and (small := self._too_small(known.size)):
+            return Choice(attempt, None, kept.step, small, said)
         if held is not None and (kept is None or kept.step <= held[0].step):
             return Choice(attempt, (held[0].attempt, held[0].step), held[0].step, "", said)
         return Choice(attempt, None, None if kept is None else kept.step, "", said)
@@ -220,10 +231,15 @@ class Folder:
             return False
         try:
             self._pack_one(id_, entry)
+        except Busy:  # a shard is being sent; the next round has the newer one
+            if self._filing is not None:
+                self._filing.give_way()
+            return False
         except TooSmall:
-            if self._world == 1 and self._store is not None and self._store.lacks(id_):
-                self._store.put_files(self.path, entry)  # it is not lost with the node at least
-                self._note(id_, entry.name)
+            if self._world == 1 and self._filing is not None:
+                self._filing.unfit = id_, entry
+                if (stored := self.stored()) is not None and stored[0] >= id_.step:
+                    self._note(id_, entry.name)
             raise
         return True
 
@@ -237,9 +253,13 @@ class Folder:
         pack(self.path, names, self.keeper.slots, facts)
 
     def _fill(self, choice: Choice) -> Filled:
-        kept = None if self._store is None else self._store.newest()
-        if choice.direct and kept is not None:
-            return Filled(kept.path.parent, kept.path, kept.step, choice.direct)
+        if self._filing is not None:
+            self._filing.give_way()
+            if choice.direct:
+                with self._filing.lock:
+                    kept = self._filing.store.newest()
+                if kept is not None:
+                    return Filled(kept.path.parent, kept.path, kept.step, choice.direct)
         here = newest(self.path)
         if self._world == 1 and here is not None and here.step >= (choice.step or 0):
             name, words = here.path.name, f"step {here.step} lies in memory"
@@ -247,16 +267,24 @@ class Folder:
             name, places = self._bring(Id(*choice.id))
             words = f"step {choice.step} is restored from {' and '.join(sorted(places)) or 'memory'}"
         elif choice.step is not None:
-            if kept is None or kept.step != choice.step or self._store is None:
-                raise CheckpointError(f"step {choice.step} is not in the store any more")
-            self._swap(self._store.copied(self.path / _FILLING), Entry(kept.path.name, kept.mark))
-            name, words = kept.path.name, f"step {choice.step} is restored from the store"
+            name, words = self._copy_stored(choice.step), f"step {choice.step} is restored from the store"
         else:
             self._remove_newer(-1, None if here is None else here.path.name)
             return Filled(self.path, None, None, choice.words or "no checkpoint is complete")
         step = here.step if here is not None and here.path.name == name else choice.step
         self._remove_newer(step or 0, name)
         return Filled(self.path, self.path / name, step, "; ".join(filter(None, (words, choice.words))))
+
+    def _copy_stored(self, step: int) -> str:
+        """The store's newest checkpoint into the folder, if it is of `step`; returns its name."""
+        if self._filing is not None:
+            with self._filing.lock:
+                kept = self._filing.store.newest()
+                if kept is not None and kept.step == step:
+                    copied = self._filing.store.copied(self.path / _FILLING)
+                    self._swap(copied, Entry(kept.path.name, kept.mark))
+                    return kept.path.name
+        raise CheckpointError(f"step {step} is not in the store any more")
 
     def _too_small(self, size: int) -> str:
         """What is missing for checkpoints of `size` bytes; nothing, if all fit."""
@@ -338,23 +366,6 @@ class Folder:
         return {
             name: step for name, step in steps(self.path).items() if _NUMBER.sub("#", name) == _NUMBER.sub("#", like)
         }
-
-    def _file(self, id_: Id) -> None:
-        """Write to the store what another node has begun, else the newest safe checkpoint when it is due."""
-        if self._store is None:
-            return
-        begun, now_s = self._store.begun(), self._clock.monotonic_s()
-        due = now_s - self._flushed_at_s >= self._flush_every_s and self._store.lacks(id_)
-        for slot, header in self.keeper.own():
-            its, entry = header.facts.id, Entry.of(header.facts.topology)
-            if entry is None or not (its in begun or (its == id_ and due)):
-                continue
-            with self.keeper.slots.reading(slot) as descriptor:
-                if self._store.put(reading(descriptor), header):
-                    self._flushed_at_s = now_s
-            if self._rank == 0:
-                self._store.finish(its, entry, header.facts.world)
-            return
 
     def _trim(self, safe_step: int, like: str) -> None:
         """Free what is older than the newest safe checkpoint, but for one: memory is for few."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,13 @@ from typing import Final
 import msgspec
 
 from trainwarden.errors import ConfigError
+from trainwarden.hook.memory import read_beside
 from trainwarden.metrics_http.tls import PeerTls
+from trainwarden.torchrun.files import put_whole
 
 REQUEST: Final = "request.json"
 RING: Final = "ring.json"
+_MOST_BYTES: Final = 1024 * 1024
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -57,11 +61,12 @@ class Joining:
     Raises
     ------
     ConfigError
-        If the address cannot be listened on, or the package that makes keys is missing.
+        If the address cannot be listened on, the package that makes keys is missing, or others can write into `folder`.
     """
 
     def __init__(self, folder: Path, host: str, node: str) -> None:
-        self._folder, self._node = folder, node
+        self._node = node
+        self._folder = Path(_path(_ours(folder)))  # this very one, whatever is put in its place
         try:
             family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
             self.server = socket.create_server((host, 0), family=family)
@@ -73,20 +78,21 @@ class Joining:
         self._key = _in_memory("key", key)
         self._read = b""
         port = self.server.getsockname()[1]
-        beside = folder / f"{REQUEST}.new"
-        beside.write_bytes(msgspec.json.encode({"pid": os.getpid(), "port": port, "request": request}))
-        beside.replace(folder / REQUEST)
+        asked = msgspec.json.encode({"pid": os.getpid(), "port": port, "request": request})
+        put_whole(self._folder / REQUEST, asked.decode())
 
     def news(self) -> Joined | None:
         """The ring, if it is another than at the last call.
 
         Raises
         ------
+        OSError
+            If what lies there is no plain file.
         ConfigError
             If its certificate is not for our key: it was asked for by a keeper before us.
         """
         try:
-            said = (self._folder / RING).read_bytes()
+            said = read_beside(str(self._folder / RING), _MOST_BYTES)
         except FileNotFoundError:
             return None
         if said == self._read:
@@ -122,6 +128,19 @@ def _request(node: str) -> tuple[bytes, str]:
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return private, asked.public_bytes(pem).decode()
+
+
+def _ours(folder: Path) -> int:
+    """The open folder: whoever writes there says whom the keeper gives the checkpoints to."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"--joins: {folder} cannot be used ({error.strerror or error})") from error
+    about = os.fstat(descriptor)
+    if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        os.close(descriptor)
+        raise ConfigError(f"--joins: {folder} must belong to this user, and nobody else may write into it")
+    return descriptor
 
 
 def _in_memory(name: str, data: bytes) -> int:

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from trainwarden.actions.keeper.copies import Choice, Copies, Copy, Tier, copy_of
@@ -65,7 +65,6 @@ class Totals:
     sent_bytes: int = 0
     flushed: int = 0
     corrupt: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
 
 
 class Keeper:
@@ -393,7 +392,6 @@ class Keeper:
             if self.away.get(node) != str(error):
                 log.warning("no answer", extra={"fields": {"from": node, "why": str(error)}})
             self.away[node] = str(error)
-            self.totals.failures[node] = self.totals.failures.get(node, 0) + 1
         else:
             self.away.pop(node, None)
 

@@ -236,9 +236,9 @@ class Listener:
 
 
 def _names(line: ssl.SSLSocket) -> set[str]:
-    """The host names of the other end's certificate."""
+    """The host names and addresses of the other end's certificate."""
     certificate: dict[str, Any] = line.getpeercert() or {}
-    return {name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"}
+    return {name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address")}
 
 
 def _say(line: socket.socket, value: Any) -> None:

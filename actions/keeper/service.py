@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from trainwarden.actions.keeper.copies import TIERS, Copies
 from trainwarden.actions.keeper.folder import Folder
@@ -27,6 +27,7 @@ log = logging.getLogger("trainwarden.keeper")
 _LOOK_S: Final = 0.1  # for a ring: ranks wait for it
 ROUND_S: Final = 1.0  # a save is replicated at most so much later than the network could
 _SKIPS: Final = ("late", "memory", "refused", "failed")
+T = TypeVar("T")
 
 
 class KeeperService:
@@ -80,8 +81,10 @@ class KeeperService:
         self._address = ring.get(node) if len(ring) > 1 else None
         self._counted: dict[str, int] = {}
         self._joining, self._joined = joining, threading.Condition()
-        self._round = 0
+        self._round, self._closes = 0, threading.Event()
+        self._news: Joined | None = None  # a ring that is not taken part in yet
         self._serving: ssl.SSLContext | None = None
+        self._listens, self._no_ring = False, ""
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Work until `stop` says so.
@@ -100,42 +103,67 @@ class KeeperService:
                 listener.serve_nodes(self._address, self._tls)
         except OSError as error:
             raise ConfigError(f"--ring: {self._address} cannot be listened on ({error.strerror or error})") from error
+        if self.folder is not None:
+            threading.Thread(target=self._file, args=(self.folder,), name="keeper-store", daemon=True).start()
         try:
             while not stop():
                 began = self._clock.monotonic_s()
-                if (self._joining is None or self._round) and self.round():
+                if self._has_ring and self.round():
                     continue  # what was packed just now is to be sent
                 self._clock.sleep(max(0.05, ROUND_S - (self._clock.monotonic_s() - began)))
         finally:
-            if self.folder is not None and (self._joining is None or self._round):
+            self._closes.set()
+            if self.folder is not None and self._has_ring:
                 self.folder.close(self.round)
             listener.close()
             self._lock.__exit__(None, None, None)
 
+    @property
+    def _has_ring(self) -> bool:
+        """Until the first ring is known nothing is done here."""
+        return self._joining is None or self._round > 0
+
+    def _file(self, folder: Folder) -> None:
+        """Look after the store, which may hang: nothing else does."""
+        while not self._closes.is_set():
+            if self._has_ring:
+                self._tried(folder.file, "the round of the store")
+            self._closes.wait(ROUND_S if self._has_ring else _LOOK_S)
+
     def _join(self, joining: Joining, listener: Listener) -> None:
-        """Learn of each ring as it comes; until the first one nothing is done here."""
-        said = ""
-        while True:
-            try:
-                if (joined := joining.news()) is not None:
-                    self._take_part(joined, joining, listener)
-                    log.info("ring", extra={"fields": {"round": joined.round, "nodes": ",".join(joined.places)}})
-            except (OSError, ConfigError) as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("no ring", extra={"fields": {"why": said}})
-            time.sleep(_LOOK_S)
+        """Learn of each ring as it comes."""
+        while not self._closes.is_set():
+            done = self._tried(lambda: self.look_for_ring(joining, listener), "the look for a ring")
+            self._closes.wait(ROUND_S if done is None else _LOOK_S)
+
+    def look_for_ring(self, joining: Joining, listener: Listener) -> bool:
+        """Take part in a new ring, if there is one; what fails is tried again. Whether it was taken part in."""
+        try:
+            self._news = joining.news() or self._news
+            if self._news is None:
+                return False
+            self._take_part(self._news, joining, listener)
+        except (OSError, ConfigError) as error:
+            if str(error) != self._no_ring:
+                self._no_ring = str(error)
+                log.warning("no ring", extra={"fields": {"why": self._no_ring}})
+            return False
+        fields = {"round": self._news.round, "nodes": ",".join(self._news.places)}
+        log.info("ring", extra={"fields": fields})
+        self._news, self._no_ring = None, ""
+        return True
 
     def _take_part(self, joined: Joined, joining: Joining, listener: Listener) -> None:
-        keeper, begins = self.keeper, self._serving is None
+        keeper = self.keeper
         others = {name: at for name, at in joined.places.items() if name != keeper.node}
         self._serving = joined.serving
         keeper.join(
             list(joined.places),
             {name: TlsPeer(name, at, keeper.job, joined.asking) for name, at in others.items()},
         )
-        if begins:
+        if not self._listens:
             listener.serve_nodes_by(joining.server, self._context)
+            self._listens = True
         with self._joined:
             self._round = joined.round
             self._joined.notify_all()
@@ -153,16 +181,25 @@ class KeeperService:
                 )
 
     def round(self) -> bool:
-        """One round of the keeper; a failure of it is counted and the next round tries again. Whether that is due."""
-        try:
-            copies = self.keeper.tick()
-            packed = self.folder is not None and self.folder.tick(copies)
-        except Exception:
-            log.exception("the round failed")
-            _OfJob(self._metrics, self.keeper.job).count("errors_total", "Rounds that failed.", 1)
+        """One round of the keeper; the next one tries again what failed. Whether that is due now."""
+        done = self._tried(self._worked, "the round")
+        if done is None:
             return False
-        self._tell(copies)
-        return packed
+        self._tell(done[0])
+        return done[1]
+
+    def _worked(self) -> tuple[Copies, bool]:
+        copies = self.keeper.tick()
+        return copies, self.folder is not None and self.folder.tick(copies)
+
+    def _tried(self, step: Callable[[], T], what: str) -> T | None:
+        """What `step` returns; None where it failed."""
+        try:
+            return step()
+        except Exception:  # the marked place: a step that breaks is counted, and ends no thread of the keeper
+            log.exception("%s failed", what)
+            _OfJob(self._metrics, self.keeper.job).count("errors_total", "Rounds that failed.", 1)
+            return None
 
     def listed(self) -> dict[str, Any]:
         """The object of `trainwarden checkpoints` for this job."""

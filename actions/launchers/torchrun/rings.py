@@ -7,7 +7,9 @@ its node's beats; another service makes another authority, and all keepers get n
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainwarden.rendezvous")
 _DAY: Final = datetime.timedelta(days=1)
-_LIFE: Final = 3650 * _DAY  # the authority itself ends with this process
+_LIFE: Final = 7 * _DAY  # a keeper gets a new certificate after half of it
+_AUTHORITY_LIFE: Final = 3650 * _DAY  # it ends with this process
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")  # no wildcard: it would stand for other nodes too
 
 
 class Rings:
@@ -30,7 +34,7 @@ class Rings:
     def __init__(self, job: str) -> None:
         self._job = job
         self._authority: _Authority | None = None
-        self._signed: dict[str, tuple[str, str]] = {}  # by node: the request and its certificate
+        self._signed: dict[str, tuple[str, str, datetime.datetime]] = {}  # by node: request, certificate, when
         self._said = ""
         self._known: tuple[int, dict[str, Member], tuple[tuple[str, str, int], ...]] | None = None
 
@@ -46,8 +50,8 @@ class Rings:
             return None
         if self._known is None or self._known[0] != memory.serial:
             self._known = (memory.serial, *_seated(table))
-            there = {one.node for one in table.members.all()}
-            self._signed = {node: known for node, known in self._signed.items() if node in there}
+            names = {one.node for one in self._known[1].values()}
+            self._signed = {node: signed for node, signed in self._signed.items() if node in names}
         _, seated, nodes = self._known
         if life not in seated or not nodes:
             return None
@@ -57,8 +61,8 @@ class Rings:
         return Ring(round=memory.round, nodes=nodes, ca=self._authority.pem, certificate=certificate)
 
     def _certificate(self, member: Member, keeper: KeeperAt) -> str | None:
-        known = self._signed.get(member.node)
-        if known is not None and known[0] == keeper.request:
+        known, now = self._signed.get(member.node), _now()
+        if known is not None and known[0] == keeper.request and now - known[2] < _LIFE / 2:
             return known[1]
         try:
             self._authority = self._authority or _Authority(self._job)
@@ -68,7 +72,7 @@ class Rings:
                 self._said = str(error)
                 log.warning("no certificate", extra={"fields": {"node": member.node, "why": self._said[:300]}})
             return None
-        self._signed[member.node] = (keeper.request, certificate)
+        self._signed[member.node] = (keeper.request, certificate, now)
         return certificate
 
 
@@ -91,7 +95,7 @@ class _Authority:
 
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"keepers of {job}"[:64])])
-        made = self._builder(self._name, self._key.public_key())
+        made = self._builder(self._name, self._key.public_key(), _AUTHORITY_LIFE)
         made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         self.pem = self._signed(made)
 
@@ -101,33 +105,44 @@ class _Authority:
         Raises
         ------
         ValueError
-            If it is no request for an elliptic curve's key, or not signed by that key.
+            If it is no request for an elliptic curve's key, or not signed by that key, or `node` is no plain name.
         """
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
 
+        if _NAME.fullmatch(node) is None:
+            raise ValueError("the node's name has other characters than A-Z, a-z, 0-9, '.', '_' and '-', or over 128")
         asked = x509.load_pem_x509_csr(request.encode())
         key = asked.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey) or not asked.is_signature_valid:
             raise ValueError("the keeper's request for a certificate is not signed by a key of an elliptic curve")
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, node[:64])])
-        made = self._builder(name, key).add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        return self._signed(made.add_extension(x509.SubjectAlternativeName([x509.DNSName(node)]), critical=False))
+        made = self._builder(name, key, _LIFE)
+        made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        try:
+            called: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(node))  # TLS compares it with nothing else
+        except ValueError:
+            called = x509.DNSName(node)
+        return self._signed(made.add_extension(x509.SubjectAlternativeName([called]), critical=False))
 
-    def _builder(self, name: x509.Name, key: object) -> x509.CertificateBuilder:
+    def _builder(self, name: x509.Name, key: object, life: datetime.timedelta) -> x509.CertificateBuilder:
         from cryptography import x509
 
-        now = datetime.datetime.now(datetime.UTC)
+        now = _now()
         return (
             x509.CertificateBuilder().subject_name(name).issuer_name(self._name).public_key(key)  # type: ignore[arg-type]
             .serial_number(x509.random_serial_number()).not_valid_before(now - _DAY)  # clocks stand apart
-            .not_valid_after(now + _LIFE)
+            .not_valid_after(now + life)
         )  # fmt: skip
 
     def _signed(self, made: x509.CertificateBuilder) -> str:
         from cryptography.hazmat.primitives import hashes, serialization
 
         return made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def ring_order(nodes: Sequence[tuple[str, str]]) -> list[str]:

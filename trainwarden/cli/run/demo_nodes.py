@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainwarden.cli.run.demo_job import example_script
-from trainwarden.cli.run.demo_plan import DEADLINE_S
 from trainwarden.cli.run.job_run import JobRun, exit_code_of
 from trainwarden.cli.run.machines import Machine, Machines
 from trainwarden.cli.shared.output import Voice
@@ -34,7 +33,7 @@ class NodesDemo:
 
     def __init__(
         self, run: JobRun, voice: Voice, *, nodes: int, seed: int, at_step: int, in_memory: bool = False,
-        within_s: float = DEADLINE_S,
+        within_s: float,
     ) -> None:  # fmt: skip
         self._within_s = within_s
         self._in_memory, self._restored = in_memory, _Restored()
@@ -155,7 +154,7 @@ class NodesDemo:
             return "the job made no step after its node was lost"
         if self._lost[0] in self._attempts[max(self._attempts)]:
             return f"{self._lost[0]} is thought to train though it is lost"
-        if self._in_memory and (why := self._restored.why_not(self._lost[1], EVERY_IN_MEMORY)) is not None:
+        if self._in_memory and (why := self._restored.why_not(self._lost[1])) is not None:
             return why
         bad = [f"{name}: {code}" for name, code in codes.items() if code != 0]
         return f"launchers did not end well ({', '.join(bad)})" if bad else None
@@ -189,10 +188,10 @@ class _Restored:
         gone = last_step + 1 - self._step
         return f". State: step {self._step}, {by}. Lost: {gone} steps; a checkpoint is made every {EVERY_IN_MEMORY}"
 
-    def why_not(self, last_step: int, every: int) -> str | None:
+    def why_not(self, last_step: int) -> str | None:
         if self._step is None:
             return "no node has restored a checkpoint from memory"
         if not self._newcomers:
             return "the lost node's checkpoint did not come from its neighbour's memory"
         gone = last_step + 1 - self._step
-        return f"{gone} steps were lost, more than one interval" if gone > every else None
+        return f"{gone} steps were lost, more than one interval" if gone > EVERY_IN_MEMORY else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
 import zipfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.keeper_doubles import Nodes, write_shard
 from trainwarden.actions.keeper import parts
+from trainwarden.actions.keeper.filed import Filed
 from trainwarden.actions.keeper.parts import Entry, pack, unpack
 from trainwarden.actions.keeper.transfer import reading
 from trainwarden.checkpoint.shard import CheckpointError, Facts, Id
@@ -95,9 +97,11 @@ class Job:
         self.write(step)
         self.nodes.tick(5)
 
-    def start(self):
+    def start(self, *, store: bool = True):
         """What each node says before the ranks of a new attempt start."""
         self._round += 1
+        for folder in self.nodes.folders.values() if store else ():
+            folder.file()  # a keeper looks at the store every second
         return [folder.fill(f"round {self._round}") for folder in self.nodes.folders.values()]
 
     def holds(self, folder: Path, step: int) -> None:
@@ -226,6 +230,66 @@ def test_a_checkpoint_without_a_slot_goes_to_the_store(tmp_path, monkeypatch, ca
     said = [record.message for record in caplog.records if "is not kept" in record.message]
     assert len(said) == 1
     assert "a slot needs" in said[0]
+
+
+def test_a_store_that_hangs_holds_up_neither_copies_nor_restarts(tmp_path, monkeypatch):
+    """Each node hangs with a shard half written; memory has one other slot of it until that one is given up."""
+    job = Job(tmp_path, dcp)
+    job.start()
+    job.write(10)
+    job.nodes.tick(5, store=False)
+    hang, goes_on, put = threading.Barrier(4), threading.Event(), Filed.put
+
+    def hanging(self, read, header):
+        pieces = []
+
+        def slowly(buffer: memoryview) -> int:
+            if len(pieces) == 3:
+                hang.wait(20)
+                goes_on.wait(20)
+            pieces.append(buffer)
+            return read(buffer)
+
+        return put(self, slowly, header)
+
+    monkeypatch.setattr(Filed, "put", hanging)
+    threads = [threading.Thread(target=folder.file, daemon=True) for folder in job.nodes.folders.values()]
+    for thread in threads:
+        thread.start()
+    hang.wait(20)
+    for step in (20, 30):
+        job.write(step)
+        job.nodes.tick(5, store=False)
+    copies = job.nodes.keepers["a"].survey()
+    assert copies.newest("neighbour").step == 20
+    job.nodes.clock.sleep(61.0)
+    job.nodes.tick(5, store=False)
+    copies = job.nodes.keepers["a"].survey()
+    assert copies.newest("neighbour").step == 30
+    job.nodes.lose("c")
+    filled = job.start(store=False)
+    assert [one.step for one in filled] == [30] * 3, filled
+    assert all("from" in one.words and "the store does not answer" in one.words for one in filled)
+    for node in range(3):
+        job.holds(job.path(node), 30)
+    assert newest(job.store) is None
+    monkeypatch.setattr(Filed, "put", put)
+    goes_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert not list(job.store.rglob("node-*"))  # what was given up has not got its name
+    job.nodes.tick(5)
+    job.holds(job.store, 30)
+
+
+def test_nothing_is_begun_anew_while_the_store_has_never_answered(tmp_path):
+    job = Job(tmp_path, torch_file, count=1)
+    with pytest.raises(CheckpointError, match="memory holds no whole checkpoint, and the store has not answered"):
+        job.start(store=False)
+    job.write(10)
+    job.nodes.tick(5, store=False)
+    (filled,) = job.start(store=False)
+    assert filled.step == 10
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a//b", "a\0b", "."])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import socket
@@ -11,13 +12,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.doubles import ManualClock
 from trainwarden.actions.keeper.joining import Joining
+from trainwarden.actions.keeper.keeper import Keeper
+from trainwarden.actions.keeper.line import Listener, TlsPeer
+from trainwarden.actions.launchers.torchrun import rings
 from trainwarden.actions.launchers.torchrun.messages import Beat, Hello, KeeperAt
 from trainwarden.actions.launchers.torchrun.rings import Rings, ring_order
 from trainwarden.actions.launchers.torchrun.table import JobTable
+from trainwarden.checkpoint.slots import Slots, job_folder
 from trainwarden.errors import ConfigError
 
 
@@ -30,7 +37,7 @@ class Keepers:
 
     def keeper(self, node: str) -> KeeperAt:
         """Start one, anew if there was one."""
-        (self.folder / node).mkdir(exist_ok=True)
+        (self.folder / node).mkdir(mode=0o700, exist_ok=True)
         if node in self.joins:
             self.joins[node].server.close()
         self.joins[node] = Joining(self.folder / node, "127.0.0.1", node)
@@ -153,17 +160,65 @@ def test_a_request_that_is_none_gives_no_ring(jobs, request_: str) -> None:
     assert keepers.rings.of(keepers.table, "b/1") is not None
 
 
-def test_certificates_of_nodes_that_are_gone_for_good_are_not_kept(jobs) -> None:
+def test_a_name_that_stands_for_others_is_not_signed(jobs, caplog) -> None:
     keepers = jobs()
-    keepers.hello("a", keepers.keeper("a"))
-    keepers.hello("b", keepers.keeper("b"))
+    for node in ("*.example.com", "b"):
+        keepers.hello(node, keepers.keeper(node))
     keepers.tick()
-    assert all(keepers.rings.of(keepers.table, f"{node}/1") for node in "ab")
-    assert set(keepers.rings._signed) == {"a", "b"}
-    del keepers.table.members._by_life["b/1"]
-    keepers.rings.look_again()
-    keepers.rings.of(keepers.table, "a/1")
-    assert set(keepers.rings._signed) == {"a"}
+    assert keepers.rings.of(keepers.table, "*.example.com/1") is None
+    assert keepers.rings.of(keepers.table, "b/1") is not None
+    assert [record.message for record in caplog.records] == ["no certificate"]
+
+
+def test_nodes_that_are_named_by_their_addresses_know_each_other(jobs, tmp_path) -> None:
+    keepers, names = jobs(), ["10.0.0.1", "10.0.0.2"]
+    for node in names:
+        keepers.hello(node, keepers.keeper(node))
+    keepers.tick()
+    first, second = (keepers.give(node) for node in names)
+    slots = Slots(job_folder("j", str(tmp_path / "memory")))
+    keeper = Keeper(slots, job="j", node=names[0], ring=names, peers={}, clock=ManualClock())
+    listener = Listener(keeper, dict)
+    server = keepers.joins[names[0]].server
+    listener.serve_nodes_by(server, lambda: first.serving)
+    try:
+        assert TlsPeer(names[0], server.getsockname(), "j", second.asking).inventory() == []
+    finally:
+        listener.close()
+
+
+def test_a_certificate_lives_for_days_and_is_made_anew_past_half_of_them(jobs, monkeypatch) -> None:
+    keepers = jobs()
+    for node in "ab":
+        keepers.hello(node, keepers.keeper(node))
+    keepers.tick()
+    day = datetime.timedelta(days=1)
+    begin = datetime.datetime.now(datetime.UTC) - 4 * day
+    monkeypatch.setattr(rings, "_now", lambda: begin)
+    a, b = keepers.give("a"), keepers.give("b")
+    certificate = x509.load_pem_x509_certificate(keepers.rings.of(keepers.table, "a/1").certificate.encode())
+    assert begin + 6 * day < certificate.not_valid_after_utc <= begin + 7 * day
+    monkeypatch.setattr(rings, "_now", lambda: begin + 3 * day)
+    assert (keepers.give("a"), keepers.give("b")) == (None, None)
+    monkeypatch.setattr(rings, "_now", lambda: begin + 4 * day)
+    again = keepers.give("a")
+    assert again is not None
+    assert (again.round, again.places) == (a.round, a.places)
+    assert greet(End(keepers, "a", again.serving), b.asking) is None
+    anew = x509.load_pem_x509_certificate(keepers.rings.of(keepers.table, "a/1").certificate.encode())
+    assert anew.not_valid_after_utc > begin + 10 * day
+
+
+def test_certificates_are_kept_of_the_rounds_nodes_alone(jobs) -> None:
+    keepers = jobs()
+    for node in "ab":
+        keepers.hello(node, keepers.keeper(node))
+    keepers.tick()
+    assert [keepers.give(node) is not None for node in "ab"] == [True, True]
+    seats = tuple(seat for seat in keepers.table.memory.roster if seat.node == "b")
+    keepers.table.change(roster=seats)
+    assert keepers.rings.of(keepers.table, "b/1") is not None
+    assert set(keepers.rings._signed) == {"b"}
 
 
 @given(st.lists(st.sampled_from("vwxyz"), min_size=1, max_size=12))

@@ -1,0 +1,145 @@
+"""What a folder in memory does with its store, which may hang: nothing else waits for it.
+
+Whoever asks for the newest checkpoint there gets what the last look has found. One thread looks and writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trainwarden.actions.keeper.filed import Filed
+from trainwarden.actions.keeper.keeper import PEERS_S, Keeper
+from trainwarden.actions.keeper.parts import Entry
+from trainwarden.checkpoint.shard import CheckpointError, Header, Id
+from trainwarden.checkpoint.slots import Busy, Slot
+from trainwarden.checkpoints.newest import Checkpoint
+from trainwarden.clock import Clock
+
+log = logging.getLogger("trainwarden.keeper")
+_FRESH_S: Final = 5.0  # a healthy store is looked at every second
+_OLD_S: Final = 10.0  # so long the ranks wait for another look
+_STILL_S: Final = 60.0  # without a byte: what is synced to a slow store takes some tens
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the last look has found in the store; `size` and `saved_at_s` are those of `kept`."""
+
+    looked_at_s: float
+    kept: Checkpoint | None
+    size: int = 0
+    saved_at_s: float = 0.0
+
+
+class Filing:
+    """See the module.
+
+    Attributes
+    ----------
+    store : Filed
+        Only who holds `lock` reads or writes it.
+    known : Known, optional
+        None before the first look.
+    safe : Id, optional
+        The newest safe checkpoint of the folder: it goes to the store when that is due.
+    unfit : tuple of Id and Entry, optional
+        A checkpoint for which memory has no slot: it goes there from the folder itself.
+    """
+
+    def __init__(self, store: Path, keeper: Keeper, clock: Clock, flush_every_s: float) -> None:
+        self.store, self.lock = Filed(store), threading.Lock()
+        self.known: Known | None = None
+        self.safe: Id | None = None
+        self.unfit: tuple[Id, Entry] | None = None
+        self.flush_every_s, self._flushed_at_s = flush_every_s, -flush_every_s
+        self._keeper, self._clock, self._said = keeper, clock, ""
+        self._sending: _Sending | None = None
+        self._guard = threading.Lock()
+
+    def wait_s(self) -> float:
+        """How long to wait for the next look, before one goes on by the last."""
+        if self.known is None:
+            return PEERS_S
+        return 0.0 if self._clock.monotonic_s() - self.known.looked_at_s <= _FRESH_S else _OLD_S
+
+    def round(self, folder: Path) -> None:
+        """Look at the store, and write what is due there."""
+        with self.lock:
+            try:
+                self._look()
+                unfit, self.unfit = self.unfit, None
+                if unfit is not None and self.store.lacks(unfit[0]):
+                    self.store.put_files(folder, unfit[1])  # it is not lost with the node at least
+                if self.safe is not None:
+                    self._file(self.safe)
+                self._look()
+                self._said = ""
+            except Busy:
+                pass  # it is being written anew; the next round has the newer one
+            except (CheckpointError, OSError) as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    log.warning("the store %s: %s", self.store.path, error)
+
+    def give_way(self) -> None:
+        """Let go of the slot from which nothing has been read for long, as the store hangs: others need it."""
+        with self._guard:
+            if self._sending is not None and self._clock.monotonic_s() - self._sending.read_at_s >= _STILL_S:
+                self._sending.let_go()
+
+    def _look(self) -> None:
+        now_s, kept, before = self._clock.monotonic_s(), self.store.newest(), self.known
+        if kept is None:
+            self.known = Known(now_s, None)
+        elif before is not None and before.kept is not None and before.kept.path == kept.path:  # of many files
+            self.known = Known(now_s, kept, before.size, before.saved_at_s)
+        else:
+            self.known = Known(now_s, kept, self.store.size(kept), kept.path.stat().st_mtime)
+
+    def _file(self, safe: Id) -> None:
+        """Write to the store what another node has begun, else the newest safe checkpoint when it is due."""
+        begun, now_s = self.store.begun(), self._clock.monotonic_s()
+        due = now_s - self._flushed_at_s >= self.flush_every_s and self.store.lacks(safe)
+        for slot, header in self._keeper.own():
+            its, entry = header.facts.id, Entry.of(header.facts.topology)
+            if entry is None or not (its in begun or (its == safe and due)):
+                continue
+            if self._put(slot, header):
+                self._flushed_at_s = now_s
+            if self._keeper.ring.index(self._keeper.node) == 0:
+                self.store.finish(its, entry, header.facts.world)
+            return
+
+    def _put(self, slot: Slot, header: Header) -> bool:
+        with self._keeper.slots.reading(slot) as descriptor:
+            sending = self._sending = _Sending(descriptor, self._clock)
+            try:
+                return self.store.put(sending.read, header)
+            finally:
+                with self._guard:
+                    self._sending = None
+
+
+class _Sending:
+    """A slot that is read for the store, until it is let go of."""
+
+    def __init__(self, descriptor: int, clock: Clock) -> None:
+        self._descriptor, self._clock, self._is_gone = descriptor, clock, False
+        self.read_at_s = clock.monotonic_s()
+
+    def read(self, buffer: memoryview) -> int:
+        self.read_at_s = self._clock.monotonic_s()
+        count = os.readv(self._descriptor, [buffer])
+        if self._is_gone:  # asked after reading: what was read before is whole
+            raise CheckpointError("it took no byte for so long that a newer checkpoint has got the slot")
+        return count
+
+    def let_go(self) -> None:
+        self._is_gone = True
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
