@@ -126,7 +126,11 @@ PREFIXES: Final = (
 )
 _EMBEDDED: Final = re.compile(r"\[rank[0-9]{1,6}\]:")
 _ALWAYS: Final = tuple(re.compile(row.pattern) for row in PREFIXES if not row.labelled)
+# One look tells of most lines that they carry none of them: the same patterns without names of groups.
+_ANY: Final = re.compile("|".join(re.sub(r"\(\?P<\w+>", "(?:", row.pattern) for row in PREFIXES if not row.labelled))
 _LABELS: Final = tuple(re.compile(row.pattern) for row in PREFIXES if row.labelled)
+_RANK_LABELS: Final = tuple(label for label in _LABELS if "rank" in label.groupindex)
+_LABEL_CHARS: Final = frozenset(" [0123456789")
 _FIRST_CHARS: Final = frozenset("[(r")
 _LABEL_LINES: Final = 200
 _FEWEST_LABELS: Final = 4  # unless the file begins with one
@@ -210,17 +214,18 @@ def behind_prefixes(text: str, rank: int | None) -> str:
         return rest
     if (inner := embedded(rest)) is not None and inner.rank == rank:
         return inner.rest
-    for label in _LABELS:
-        match = label.match(rest)
-        if match is not None and "rank" in label.groupindex and int(match["rank"]) == rank:
-            return rest[match.end() :]
-    return rest
+    if rest[:1] not in _LABEL_CHARS:
+        return rest
+    found_labels = (match for label in _RANK_LABELS if (match := label.match(rest)))
+    return next((rest[match.end() :] for match in found_labels if int(match["rank"]) == rank), rest)
 
 
 def _prefix_of(text: str, label: re.Pattern[str] | None) -> re.Match[str] | None:
     if label is not None and (match := label.match(text)):
         return match
     if text[:1] not in _FIRST_CHARS and "| " not in text[:80] and text[:3] != "std":
+        return None
+    if _ANY.match(text) is None:
         return None
     return next((match for pattern in _ALWAYS if (match := pattern.match(text))), None)
 

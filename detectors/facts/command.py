@@ -9,13 +9,12 @@ from typing import Any, Final
 import msgspec
 
 from trainwarden.detectors.facts.exceptions import exception_rule, interrupts
-from trainwarden.detectors.facts.output import Output, Raised
+from trainwarden.detectors.facts.output import NEAR_S, Output, Raised
 from trainwarden.detectors.logs.rules import LogRule, LogRules
 from trainwarden.records import EventRecord
 
 LIFE: Final = "command"
 HOLD_S: Final = 0.6  # agents read output, ends of ranks and this fact every 0.2 to 0.4 s, in any order
-NEAR_S: Final = 60.0  # torchrun gives other ranks 30 s to end after the first has failed
 _BY_SIGNAL: Final = 128  # a shell's exit code for a command ended by signal n is 128 + n
 NOT_FOUND: Final = frozenset({126, 127})  # POSIX shells: a command that may not be run, or is not there
 _STOPS: Final = frozenset({1, 2, 15})  # SIGHUP, SIGINT, SIGTERM
@@ -92,7 +91,8 @@ class CommandEnd:
         if ended is None or now_s - ended.seen_s < HOLD_S:
             return None
         # Who fails first is ended by srun in the scheduler's words; who is told of after them was stopped.
-        said = (rules.match(text) for text in (output.tails() if output.word is None else output.word.before))
+        word = output.word(ended.time_s)
+        said = (rules.match(text) for text in (output.tails() if word is None else word.before))
         return None if any(rule is not None and rule.id in _STOPPED for rule in said) else ended
 
     def state(self) -> Any:
@@ -118,8 +118,10 @@ def cause_of(ended: Ended, output: Output, rules: LogRules) -> EventRecord | Non
     The newest that names its own cause; that of the rank which torchrun calls the root goes before others.
     """
     found = output.raised(since_s=ended.time_s - NEAR_S)
-    of_root = [one for one in found if one.rank is not None and one.rank == output.root_rank]
-    events = [exception_event(one, ended.node, LIFE, output.root_rank) for one in (*of_root, *found)]
+    word = output.word(ended.time_s)
+    root = word.rank if word is not None else None
+    of_root = [one for one in found if one.rank is not None and one.rank == root]
+    events = [exception_event(one, ended.node, LIFE, root) for one in (*of_root, *found)]
     known = [one for one in events if not interrupts(one)]
     named = [
         one for one in known if (rule := exception_rule(rules, one)) is None or rule.role not in {"cascade", "phase"}

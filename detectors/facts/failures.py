@@ -13,7 +13,6 @@ import msgspec
 
 from trainwarden.detectors.facts.command import (
     LIFE,
-    NEAR_S,
     NOT_FOUND,
     CommandEnd,
     Ended,
@@ -24,9 +23,9 @@ from trainwarden.detectors.facts.command import (
 from trainwarden.detectors.facts.exceptions import exception_rule, full_disk, interrupts, nearest_cause, text_of
 from trainwarden.detectors.facts.failure import Failure, Role, one_was_killed
 from trainwarden.detectors.facts.given_up import GivenUp
-from trainwarden.detectors.facts.output import Output
+from trainwarden.detectors.facts.output import NEAR_S, Output
 from trainwarden.detectors.job.window import Window
-from trainwarden.detectors.logs.device_lines import node_said, task_said
+from trainwarden.detectors.logs.device_lines import node_said
 from trainwarden.detectors.logs.rules import LogRules
 from trainwarden.detectors.protocol import abstain
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
@@ -95,6 +94,7 @@ class Failures:
         self._failures = {life: one for life, one in self._failures.items() if not (one.over and one.reported)}
         self._given_up.observe(window.logs)
         self._given_up.explain(self._failures.values())
+        self._output.tasks.observe(window)
         self._output.read(window.logs)
         self._find_words(window)
         self._end_of_command(window)
@@ -208,8 +208,8 @@ class Failures:
 
     def _fail_without_words(self, ended: Ended, window: Window) -> None:
         stopped = min((one for one in self._failures.values()), key=lambda one: one.time_s, default=None)
-        rank = self._output.root_rank if stopped is None else stopped.rank
-        word = self._output.word if stopped is None else None
+        word = self._output.word(ended.time_s) if stopped is None else None
+        rank = stopped.rank if stopped is not None else word.rank if word is not None else None
         node = (word.ending.node if word is not None else None) or ended.node
         said = last_cause(self._rules, self._output.tail(rank))
         kind: IncidentKind = "user_error" if ended.code in NOT_FOUND else "crash"
@@ -233,7 +233,7 @@ class Failures:
         if rule.class_ != "A":  # a scheduler or launcher may tell of another node than its own
             failure.node = node_said(text) or failure.node
             if failure.rank is None and not self._output.has_launcher:
-                failure.rank = task_said(text)
+                failure.rank = self._output.tasks.rank_of(text)
 
     def _take_restart(self, event: EventRecord) -> None:
         if event.fields.get("stage") == "done":

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
 from trainwarden.detectors.job.window import LogLine
-from trainwarden.detectors.logs.device_lines import AGENT
-from trainwarden.detectors.logs.ends.endings import TASKS, Ending, EndTable, shipped_endings
+from trainwarden.detectors.logs.device_lines import Tasks
+from trainwarden.detectors.logs.ends.endings import Ending, EndTable, ranks_of, shipped_endings
 from trainwarden.log_text import behind_prefixes
 
 MAX_WRITERS: Final = 4_096
 TAIL_LINES: Final = 8
 TAIL_CHARS: Final = 240
 MAX_RAISED: Final = 8  # tracebacks of one writer that are kept, the newest
+NEAR_S: Final = 60.0  # torchrun gives other ranks 30 s to end after the first has failed
 _HEAD: Final = "Traceback (most recent call last):"
 _FRAME: Final = re.compile(r'^\s{1,8}File "([^"]{1,400})", line ([0-9]{1,9})(?:, in (.{1,200}))?$')
 _RAISED: Final = re.compile(r"^((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80})(?:: .*|:)?$")
@@ -67,6 +69,7 @@ class Word(msgspec.Struct):
     ending: Ending
     rank: int | None
     before: list[str]
+    time_s: float = 0.0
 
     @property
     def how(self) -> str:
@@ -100,17 +103,20 @@ class Output:
 
     def __init__(self) -> None:
         self._writers: dict[str, Writer] = {}
-        self._table = EndTable()
-        self._has_agent = False  # torchrun's: a scheduler's tasks are no ranks
-        self.word: Word | None = None
-        """What a launcher says of the process that ended first."""
+        self._nodes: set[str] = set()  # of the writers
+        self._tables: defaultdict[str, EndTable] = defaultdict(EndTable)  # of launchers, by node and file
+        self._word: Word | None = None
+        self.tasks = Tasks()
         self.has_launcher = False
         """Whether a launcher of several processes has spoken."""
 
-    @property
-    def root_rank(self) -> int | None:
-        """The rank that a launcher names as the first to fail."""
-        return None if self.word is None else self.word.rank
+    def word(self, time_s: float) -> Word | None:
+        """What a launcher says of the process that ended first, unless it was said long before `time_s`.
+
+        What the job has outlived by so much is not how it ends.
+        """
+        word = self._word
+        return word if word is not None and time_s - word.time_s <= NEAR_S else None
 
     def read(self, lines: Iterable[LogLine]) -> None:
         """Read new log lines; the kernel's are no output of the job."""
@@ -125,8 +131,10 @@ class Output:
             if len(self._writers) >= MAX_WRITERS:
                 return
             writer = self._writers[key] = Writer(line.node, line.rank)
+            self._nodes.add(line.node)
+            self.tasks.hear(line.rank, line.node)
         text = behind_prefixes(line.line, line.rank)
-        self._read_ending(writer, text)
+        self._read_ending(writer, text, line)
         writer.time_s = max(writer.time_s, line.time_s)
         writer.tail.append(text[:TAIL_CHARS])
         if len(writer.tail) > TAIL_LINES:
@@ -134,23 +142,24 @@ class Output:
         if writer.unfinished or text.startswith(("Traceback", "  File ", "    File ")):
             _read_traceback(writer, text, line.time_s)
 
-    def _read_ending(self, writer: Writer, text: str) -> None:
+    def _read_ending(self, writer: Writer, text: str, line: LogLine) -> None:
         """Of several ends the first that a launcher calls the first, with its rank; else the first with a rank."""
-        self._has_agent |= AGENT in text
-        self.has_launcher |= self._has_agent
+        self.tasks.read(text)
+        self.has_launcher |= self.tasks.are_agents
         ending = shipped_endings().read(text)
         if ending is None or ending.says == "done":
             return
-        if ending.id in TASKS and self._has_agent:
-            ending = msgspec.structs.replace(ending, ranks=())
-        local = ending.local if len({one.node for one in self._writers.values()}) == 1 else None
-        ending, rank = self._table.read(ending, writer.rank if writer.rank is not None else local)
+        ending = ranks_of(ending, self.tasks)
+        rank = writer.rank
+        if rank is None and ending.local is not None and len(self._nodes) == 1:
+            rank = ending.local
+        ending, rank = self._tables[f"{line.node}/{line.source}"].read(ending, rank)
         self.has_launcher |= ending.first or bool(ending.ranks) or ending.says in {"stopped", "first", "row"}
         if not (ending.failed or ending.says == "block"):
             return
-        known, new = self.word, Word(ending, rank, [*writer.tail])
+        known, new = self.word(line.time_s), Word(ending, rank, [*writer.tail], line.time_s)
         if known is None or _weight(new) > _weight(known):
-            self.word = new if known is None else msgspec.structs.replace(new, before=known.before)
+            self._word = new if known is None else msgspec.structs.replace(new, before=known.before)
 
     def raised(self, *, since_s: float) -> list[Raised]:
         """Exceptions that were read at `since_s` or later, newest first."""
@@ -170,12 +179,14 @@ class Output:
     def forget(self) -> None:
         """Other processes run now."""
         self._writers.clear()
-        self._table, self._has_agent, self.word, self.has_launcher = EndTable(), False, None, False
+        self._nodes.clear()
+        self._tables.clear()
+        self.tasks, self._word, self.has_launcher = Tasks(), None, False
 
     def state(self) -> dict[str, Any]:
         """Plain data for `restore`."""
-        table = [self._table.row, self._table.node, self._table.first, self._has_agent, self.has_launcher]
-        return {"writers": self._writers, "ends": table, "word": self.word}
+        ends = {"tables": dict(self._tables), "tasks": self.tasks, "has_launcher": self.has_launcher}
+        return {"writers": self._writers, "ends": ends, "word": self._word}
 
     def restore(self, plain: dict[str, Any]) -> None:
         """Go on from what `state` gave; memories of before are without.
@@ -186,11 +197,13 @@ class Output:
             If it is no such state.
         """
         self._writers = msgspec.convert(plain.get("writers", {}), dict[str, Writer])
-        row, node, first, has_agent, has_launcher = plain.get("ends", (None, None, False, False, False))
-        self._table.row, self._table.node = msgspec.convert(row, int | None), msgspec.convert(node, str | None)
-        self._table.first = bool(first)
-        self._has_agent, self.has_launcher = bool(has_agent), bool(has_launcher)
-        self.word = msgspec.convert(plain.get("word"), Word | None)
+        self._nodes = {one.node for one in self._writers.values()}
+        ends = plain.get("ends")
+        ends = ends if isinstance(ends, dict) else {}  # those of before had one table of all files
+        self._tables = defaultdict(EndTable, msgspec.convert(ends.get("tables", {}), dict[str, EndTable]))
+        self.tasks = msgspec.convert(ends.get("tasks", {}), Tasks)
+        self.has_launcher = bool(ends.get("has_launcher", False))
+        self._word = msgspec.convert(plain.get("word"), Word | None)
 
 
 def _weight(word: Word) -> int:

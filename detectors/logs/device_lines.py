@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.logs.rules import LogRule, Xid, load_xids
 from trainwarden.records import Severity
 
@@ -39,7 +40,8 @@ _NODES: Final = (
     re.compile(r"\bTPU session error from worker ([a-z0-9][a-z0-9.-]{0,252})"),
     re.compile(r"\bnode with IP ([0-9A-Fa-f.:]{1,44}[0-9A-Fa-f])"),
 )
-AGENT: Final = "torch/distributed/run.py"  # torchrun's first line: a task of srun is then a node's launcher
+_AGENT: Final = "torch/distributed/run.py"  # torchrun's first line: a task of srun is then a node's launcher
+_MAX_RANKS: Final = 65_536
 _TASK: Final = re.compile(r": task ([0-9]{1,6}): ")  # of srun; one that has ended alone
 _DETAILS: Final = ("Severity ", "Data {")  # further lines of the SXid before, which says Fatal or Non-fatal
 # Xids whose line carries the driver's own severity (NVLink 5, R570 and newer).
@@ -93,6 +95,57 @@ def task_said(line: str) -> int | None:
     """
     match = _TASK.search(line)
     return int(match[1]) if match else None
+
+
+class Tasks(msgspec.Struct):
+    """Whether the tasks of the job's step in Slurm are its ranks, as far as the lines of the job show.
+
+    Examples
+    --------
+    >>> tasks, line = Tasks(), "srun: error: gpu-07: task 4: Out Of Memory"
+    >>> tasks.rank_of(line), tasks.hear(4, "gpu-07.cluster"), tasks.rank_of(line)
+    (4, None, 4)
+    >>> tasks.hear(4, "gpu-00"), tasks.rank_of(line)  # each task is a node's torchrun
+    (None, None)
+    """
+
+    are_agents: bool = False  # torchrun has said so
+    nodes: dict[int, set[str]] = msgspec.field(default_factory=dict)  # where each rank was heard
+
+    def read(self, line: str) -> None:
+        """Learn from a line of the job whether torchrun runs."""
+        if _AGENT in line:
+            self.are_agents = True
+
+    def hear(self, rank: int | None, node: str | None) -> None:
+        """Note that `rank` was heard on `node`."""
+        if rank is None or not node:
+            return
+        known = self.nodes.get(rank)
+        if known is None and len(self.nodes) < _MAX_RANKS:
+            known = self.nodes[rank] = set()
+        if known is not None:
+            known.add(_host(node))
+
+    def observe(self, window: Window) -> None:
+        """Learn where ranks run, if new lines tell of tasks."""
+        if any(": task" in line.line for line in window.logs):
+            for rank, node in zip(window.ranks.tolist(), window.nodes, strict=True):
+                self.hear(rank, node)
+
+    def is_rank(self, task: int, node: str | None) -> bool:
+        """Whether `task`, which Slurm saw on `node`, may be the rank of that number: none that was heard elsewhere."""
+        return not self.are_agents and (node is None or self.nodes.get(task, set()) <= {_host(node)})
+
+    def rank_of(self, line: str) -> int | None:
+        """The rank whose end Slurm tells of in `line`; None if it tells of none or of a task that is no rank."""
+        task = task_said(line)
+        return task if task is not None and self.is_rank(task, node_said(line)) else None
+
+
+def _host(node: str) -> str:
+    """The name without its domain."""
+    return node.partition(".")[0]
 
 
 def as_said(rule: LogRule, line: str) -> LogRule:

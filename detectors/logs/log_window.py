@@ -17,7 +17,7 @@ from trainwarden.detectors.job.common_mode import quiet_median
 from trainwarden.detectors.job.packed import pack, unpack
 from trainwarden.detectors.job.window import LogLine, Window, job_duration_s
 from trainwarden.detectors.logs.complaints import Complaints
-from trainwarden.detectors.logs.device_lines import AGENT, as_said, device_of, node_said, of_program, task_said
+from trainwarden.detectors.logs.device_lines import Tasks, as_said, device_of, node_said, of_program
 from trainwarden.detectors.logs.findings import EVENT_KIND, Consequences, Finding, finding_vote, moved_on, told_finding
 from trainwarden.detectors.logs.rules import LogRule, LogRules, shipped_rules
 from trainwarden.detectors.logs.storms import LogStorms, Source, StormConfig
@@ -93,7 +93,7 @@ class LogWindow:
         self._now_s = 0.0
         self._line_s = 0.0  # newest line
         self._complaints = Complaints()
-        self._agents: set[str] = set()  # sources of launchers whose processes are no tasks of the scheduler
+        self._tasks = Tasks()
         self._judged = False  # by all logs of a recording together
         self._ended_s = -1.0  # when the scheduler last ended the job
         self.findings: deque[Finding] = deque(maxlen=MAX_FINDINGS)
@@ -109,6 +109,7 @@ class LogWindow:
             self._shown = 0
         else:
             self._shown += 1
+        self._tasks.observe(window)
         for line in window.logs:
             self._read(line)
         self._now_s = max(self._now_s, window.end_s)
@@ -149,7 +150,7 @@ class LogWindow:
         plain |= {
             "ended_s": self._ended_s,
             "judged": self._judged,
-            "agents": sorted(self._agents),
+            "tasks": self._tasks,
             "complaints": self._complaints,
             "consequences": self._consequences,
             "findings": list(self.findings),
@@ -163,6 +164,7 @@ class LogWindow:
             self._storms.restore(plain)
             self._complaints = msgspec.convert(plain.get("complaints", {}), Complaints)
             self._consequences = msgspec.convert(plain.get("consequences", {}), Consequences)
+            self._tasks = msgspec.convert(plain.get("tasks", {}), Tasks)
             self._recent = msgspec.convert(plain["recent"], dict[str, Finding])
             kept = {_identity(finding): finding for finding in self._recent.values()}
             found = msgspec.convert(plain["findings"], list[Finding])
@@ -171,7 +173,6 @@ class LogWindow:
             raise DetectorError(f"state of log_window is damaged: {error}") from error
         self._now_s, self._shown, self._ended_s = plain["now_s"], 0, float(plain.get("ended_s", -1.0))
         self._line_s, self._judged = float(plain.get("line_s", 0.0)), bool(plain.get("judged", False))
-        self._agents = set(plain.get("agents", ()))
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -179,8 +180,8 @@ class LogWindow:
         self._now_s = max(self._now_s, line.time_s)
         self._line_s = max(self._line_s, line.time_s)
         self._complaints.read(line)
-        if AGENT in line.line and len(self._agents) < MAX_FINDINGS:
-            self._agents.add(line.source)
+        self._tasks.read(line.line)
+        self._tasks.hear(line.rank, line.node)
         rule = self._rule_of(line)
         followed = self._just_ended(line) or (rule is not None and rule.id == "nvidia.xid" and of_program(line.line))
         source = None if followed else self._storms.observe(line)
@@ -242,9 +243,7 @@ class LogWindow:
         """Node and rank that the line tells of: a scheduler's word counts more than where it was read."""
         if rule.role != "root" or rule.class_ == "A":
             return line.node, line.rank
-        rank = line.rank
-        if rank is None and line.source not in self._agents:
-            rank = task_said(line.line)
+        rank = line.rank if line.rank is not None else self._tasks.rank_of(line.line)
         return node_said(line.line) or line.node, rank
 
     def _of_same_device(self, finding: Finding) -> Finding | None:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 import re2
 
+from trainwarden.detectors.logs.device_lines import Tasks
 from trainwarden.errors import ConfigError
 from trainwarden.records import MAX_LINE_CHARS
 
@@ -23,7 +24,7 @@ _SIGNALS: Final = {
 _STOPS: Final = frozenset({1, 2, 15})  # what whoever ends a process sends first
 _BY_SHELL: Final = 128
 _PREFIXED: Final = frozenset({"lightning.child"})  # the rank is read as the prefix of the line
-TASKS: Final = frozenset({"srun.exit", "srun.signal"})  # tasks are ranks where no task is a node's torchrun
+TASKS: Final = frozenset({"srun.exit", "srun.signal"})
 
 Says = Literal["failed", "stopped", "row", "done", "first", "block", "note"]
 
@@ -121,7 +122,7 @@ class Endings:
         return _ending(row, match.groupdict() if match else {})
 
 
-class EndTable:
+class EndTable(msgspec.Struct):
     """What a launcher says over several lines of one file or stream: a row names the rank, a later line how it ended.
 
     Examples
@@ -133,10 +134,9 @@ class EndTable:
     (3, 9, True)
     """
 
-    def __init__(self) -> None:
-        self.row: int | None = None  # whom the next line of the table is about
-        self.node: str | None = None  # and where that ran
-        self.first = False  # it is of who failed first
+    row: int | None = None  # whom the next line of the table is about
+    node: str | None = None  # and where that ran
+    first: bool = False  # it is of who failed first
 
     def read(self, ending: Ending, writer: int | None) -> tuple[Ending, int | None]:
         """The ending as it stands in its table, and the rank that ended: of several at once none.
@@ -160,6 +160,13 @@ class EndTable:
             row, node, self.row, self.node = self.row, self.node, None, None
             return msgspec.structs.replace(ending, node=ending.node or node), row
         return ending, None
+
+
+def ranks_of(ending: Ending, tasks: Tasks) -> Ending:
+    """The ending without ranks where it names tasks of the scheduler's that are no ranks."""
+    if ending.id not in TASKS or all(tasks.is_rank(task, ending.node) for task in ending.ranks):
+        return ending
+    return msgspec.structs.replace(ending, ranks=())
 
 
 def _entries(path: Path) -> list[Any]:

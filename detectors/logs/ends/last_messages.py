@@ -11,11 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
-from trainwarden.detectors.logs.device_lines import AGENT, as_said
-from trainwarden.detectors.logs.ends.endings import TASKS, Ending, EndTable, shipped_endings
+from trainwarden.detectors.logs.device_lines import Tasks, as_said
+from trainwarden.detectors.logs.ends.endings import Ending, EndTable, ranks_of, shipped_endings
 from trainwarden.detectors.logs.ends.line_times import began_s, line_times
 from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Verdict, decide
 from trainwarden.detectors.logs.findings import EVENT_KIND
@@ -116,10 +115,13 @@ class _Reader:
         self._open: set[tuple[int, int | None]] = set()  # writers in the middle of a traceback
         self._tables: defaultdict[int, EndTable] = defaultdict(EndTable)  # of launchers, by file
         self._named: dict[int, int] = {}  # whose traceback comes next
-        self._agents: set[int] = set()  # files in which torchrun speaks
+        self._tasks = Tasks()
         self._stamps = Stamps()
         self._warns = False  # the line that is being read is a warning
-        self.heard = frozenset(rank for table in tables for rank in table.ranks if rank is not None)
+        known = {one for table in tables for one in zip(table.ranks, table.nodes, strict=True)}
+        for rank, node in known:
+            self._tasks.hear(rank, node)
+        self.heard = frozenset(rank for rank, _ in known if rank is not None)
         self.last_s = max((float(times_s[-1]) for times_s in self._times_s if times_s.size), default=start_s)
 
     def lines(self) -> Iterator[tuple[Order, int, int]]:
@@ -157,8 +159,7 @@ class _Reader:
         table = self.tables[where[0]]
         rank = table.ranks[where[1]]
         key = (where[0], rank)
-        if AGENT in line:
-            self._agents.add(where[0])
+        self._tasks.read(line)
         if self._in_traceback(key, line):
             return
         if key in self._open:
@@ -261,9 +262,7 @@ class _Reader:
         )  # fmt: skip
 
     def _ended(self, attempt: Attempt, order: Order, table: int, rank: int | None, ending: Ending) -> None:
-        if ending.id in TASKS and table in self._agents:
-            ending = msgspec.structs.replace(ending, ranks=())
-        ending, named = self._tables[table].read(ending, rank)
+        ending, named = self._tables[table].read(ranks_of(ending, self._tasks), rank)
         if ending.says == "done":
             attempt.done = order
         elif ending.says in {"failed", "stopped", "block"}:

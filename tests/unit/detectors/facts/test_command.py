@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from tests.unit.detectors.detection_streams import START_S, Job, Run, event, log_lines
+from trainwarden.detectors.facts.output import Output, Writer
+from trainwarden.detectors.job.window import LogLine
 from trainwarden.records import IncidentRecord, LogRecord, Record
 
 END_S = START_S + 3.0
@@ -288,3 +293,73 @@ def test_a_task_of_srun_that_is_a_nodes_torchrun_is_no_rank() -> None:
     )
     (incident,) = ended(output(said))
     assert (incident.suspects[0].node, incident.suspects[0].rank) == ("nid001277", None)
+
+
+TIME_LIMIT = "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-26T10:00:00 DUE TO TIME LIMIT ***"
+OUTLIVED = (
+    "srun: error: n3: task 5: Exited with exit code 1",
+    '        "exitCode": 1,',
+    "Child process with PID 7 terminated with code 1.",
+    "note: on BackoffLimitExceeded the operator restarts",
+)
+
+
+def ended_late(early: str, *last: str) -> list[IncidentRecord]:
+    """The incidents of a job that goes on for 100 s after `early`, then prints `last` and ends."""
+    job, end_s = Job(), START_S + 100.0
+    job.add(START_S, event("job_start", START_S, command="sh run.sh"), output((early,), at_s=START_S))
+    for step in range(100):
+        at_s = START_S + 0.9 * step
+        job.add(at_s, output((f"step {step} loss 2.1",), at_s=at_s, first=10 + step))
+    job.add(end_s - 0.1, output(last, at_s=end_s - 0.1, first=200))
+    job.add(end_s, event("job_end", end_s, exit_code=1))
+    return Run().play(job.records, end_s + 6.0).incidents
+
+
+@pytest.mark.parametrize("early", OUTLIVED)
+def test_a_process_that_the_job_has_outlived_hides_no_time_limit(early: str) -> None:
+    assert ended_late(early, TIME_LIMIT, "srun: error: n1: task 0: Killed") == []
+
+
+@pytest.mark.parametrize("early", OUTLIVED)
+def test_a_process_that_the_job_has_outlived_is_not_named_at_its_end(early: str) -> None:
+    (incident,) = ended_late(early, "giving up")
+    assert [one.rank for one in incident.suspects] in ([], [None])
+    assert incident.reason.startswith("the command ended with exit code 1: giving up")
+    (incident,) = ended_late(early, "srun: error: gb: tasks 2-3: Exited with exit code 9")
+    assert "a process exited with code 9" in incident.reason
+
+
+def test_a_task_is_no_rank_where_the_rank_of_its_number_is_heard_on_another_node() -> None:
+    said = msgspec.structs.replace(output(("step 1",), 4), node="gpu-00")
+    (incident,) = ended(said, output(("srun: error: gpu-07: task 4: Exited with exit code 1",), first=20))
+    assert (incident.suspects[0].node, incident.suspects[0].rank) == ("gpu-07", None)
+
+
+def test_lines_of_two_tables_are_not_mixed() -> None:
+    read = Output()
+    said = (("a", "Root Cause (first observed failure):"), ("a", "rank   : 3 (local_rank: 3)"),
+            ("b", "rank   : 9 (local_rank: 1)"), ("a", "exitcode  : -9 (pid: 70)"))  # fmt: skip
+    again = Output()
+    for node, text in said:
+        read.read([LogLine(node, "job.log", None, text, 5.0)])
+        again.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(read.state())))
+        read = again
+    word = read.word(6.0)
+    assert word is not None
+    assert (word.rank, word.ending.signal, word.ending.first) == (3, 9, True)
+
+
+def test_an_end_costs_no_look_at_every_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    class Counted(dict[str, Writer]):
+        def values(self) -> Any:
+            nonlocal looks
+            looks += len(self)
+            return super().values()
+
+    read = Output()
+    monkeypatch.setattr(read, "_writers", Counted())
+    read.read(LogLine(f"n{one}", "job.log", None, "command terminated with exit code 1", 5.0) for one in range(64))
+    assert looks == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from tests.unit.detectors.last_words.judged import judged, raised
+from trainwarden import log_text
 from trainwarden.detectors.logs.ends.endings import Endings, shipped_endings
 from trainwarden.errors import ConfigError
 from trainwarden.log_text import PREFIXES, label_of, writer_of
@@ -85,6 +87,25 @@ def test_every_row_reads_its_own_sample(row) -> None:
 def test_every_prefix_is_read_from_its_own_sample(row) -> None:
     label = label_of([row.sample] * 4) if row.labelled else None
     assert writer_of(row.sample, label).rest != row.sample
+
+
+def test_of_a_line_without_a_prefix_no_pattern_of_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    class Counted:
+        groupindex: ClassVar[dict[str, int]] = {"rank": 1}
+
+        def match(self, text: str) -> None:
+            tried.append(text)
+
+    for name in ("_ALWAYS", "_LABELS", "_RANK_LABELS"):
+        monkeypatch.setattr(log_text, name, (Counted(),), raising=False)
+    step = "iteration 7 | lm loss 3.2 | grad norm 1.2"
+    for line in (step, f"2026-01-01 10:00:00,1 [INFO] {step}", f"[2026-01-01 10:00:00] {step}"):
+        assert (log_text.behind_prefixes(line, None), tried) == (line, [])
+    assert (log_text.behind_prefixes(step, 3), tried) == (step, [])
+    log_text.behind_prefixes("[rank3]: x", 3)
+    assert tried
 
 
 def test_a_broken_table_of_endings_is_one_clear_sentence(tmp_path: Path) -> None:

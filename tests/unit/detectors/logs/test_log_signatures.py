@@ -263,6 +263,74 @@ BENIGN = [
 ]  # fmt: skip
 
 
+# Words of a fault in lines of programs that go on: others may report them, nobody is accused.
+SURVIVED = [
+    "NCCL WARN NET/OFI aws-ofi-nccl initialization failed",
+    "NCCL WARN NET/OFI Couldn't open CUDA lib, falling back",
+    "NCCL WARN NET/OFI Unable to find topology file, using default",
+    "NCCL WARN NET/OFI enabling error counters",
+    "WARNING: Unhandled exception: aiohttp.ClientError in telemetry thread (ignored)",
+    "WARNING: Unhandled exception: aiohttp.ClientError: closed",
+    "Unhandled RuntimeError will be reported to Sentry",
+    "Unhandled RuntimeError: closed, retrying",
+    "caught uncaught exception StopIterationException in the loader, retrying",
+    "no uncaught exception: RuntimeError",
+    "checks that no GPU fell off the bus: passed",
+    'DCGM check "GPU fell off the bus": PASS',
+    "NVRM: GPU0 GSP firmware 535.104 loaded, crash logging on",
+    "NVRM: GPU0 GSP firmware task completed without crash",
+    "NVRM: GPU0 GSP Timeout count: 0",
+    "NVRM: GPU0 no Timeout waiting for RPC",
+    "ErrorCode:GPU_TEMP_HW_SLOWDOWN_VIOLATION GPU:0 PCI:0000:3b:00.0 count: 0",
+    "ErrorCode:GPU_HW_POWER_BRAKE_VIOLATION count: 0",
+    "set CUDA_EXCEPTION_2 breakpoint",
+    "ran without CUDA_EXCEPTION_14",
+    "CUDA Exception: Warp checks passed",
+    "RESOURCE_EXHAUSTED: Attempting to reserve 3G; retrying with smaller",
+    "Horovod has been shut down cleanly after training",
+    "no node had condition: [MemoryPressure]",
+    "node had condition: [DiskPressure]: False",
+    "Detected failure SLICE_FAILURE_CHIP_DRIVER_ERROR: no",
+    "up again, retrying after TPU session error from worker w-1",
+    "*** Halt is unexpected, all pending programs will fail: no",
+    "ORTE has lost communication with a remote daemon: no",
+    "DEADLINE_EXCEEDED: Barrier timed out, retrying",
+    "mmfs daemon is shutting down abnormally: no",
+    "exceeds the memory usage threshold of 0.95. Ray killed this worker: 0",
+    "AttributeError: Can't pickle local object, falling back to threads",
+]  # fmt: skip
+FAULTS = [
+    "NVRM: GPU6 _kgspLogRpcTimeout: ********* GSP Timeout **********",
+    "NVRM: GPU6 _kgspIsHeartbeatTimedOut: Heartbeat timed out",
+    "NVRM: Timeout waiting for RPC from GPU0 GSP! Expected function 76",
+    "NVRM: GPU0 GSP task exception: 0x12",
+    "NVRM: The NVIDIA GPU 0000:3b:00.0 fell off the bus",
+    "CRITICAL [olmo.util:158, rank=6] Uncaught HfHubHTTPError: 429 Client Error",
+    "Unhandled exception: aiohttp.ClientError",
+    "WARNING: Unhandled exception: RuntimeError: CUDA out of memory. Tried to allocate 2 GiB",
+    "RESOURCE_EXHAUSTED: Attempting to reserve 12.99G at the bottom of memory. That was not possible. There are 1G free",
+    "AttributeError: Can't pickle local object 'f.<locals>.g'",
+    "TypeError: can't pickle _thread.lock objects",
+    "TypeError: cannot pickle '_io.TextIOWrapper' object",
+    "(1) Unknown: Horovod has been shut down. This was caused by an exception on one of the ranks",
+    'Thread 1 "python" received signal CUDA_EXCEPTION_14, Warp Illegal Address.',
+]
+
+
+@pytest.mark.parametrize("line", SURVIVED)
+def test_a_line_that_denies_a_fault_or_goes_on_accuses_nobody(line: str) -> None:
+    for prefix in PREFIXES:
+        found = RULES.match(prefix + line)
+        assert found is None or found.role not in {"root", "cascade"}, (prefix + line, found.id)
+
+
+@pytest.mark.parametrize("line", FAULTS)
+def test_a_fault_in_the_words_of_who_reports_it_is_understood(line: str) -> None:
+    found = RULES.match(line)
+    assert found is not None
+    assert found.role in {"root", "cascade"}, found.id
+
+
 @pytest.mark.parametrize(("class_", "role", "kind", "line"), SIGNATURES, ids=[line[:60] for *_, line in SIGNATURES])
 def test_a_signature_is_understood_whatever_comes_before_it(
     class_: str, role: str, kind: str | None, line: str

@@ -440,3 +440,36 @@ def test_an_exception_is_one_behind_any_launchers_prefix(prefix: str) -> None:
     detector = LogWindow(LogWindowConfig())
     seen(detector, [(0.0, f"{prefix}ValueError: odd")], rank=2)
     assert [finding.rule for finding in detector.findings] == ["python.exception"]
+
+
+@pytest.mark.parametrize("heard", [None, "gpu-07", "gpu-07.cluster", "gpu-00"])
+def test_a_task_is_a_rank_unless_that_rank_is_heard_on_another_node(heard: str | None) -> None:
+    detector, state = LogWindow(LogWindowConfig()), JobState(JOB)
+    if heard is not None:
+        state.feed(msgspec.structs.replace(log_lines(4, [(START_S, "step 1")]), node=heard))
+    state.feed(log_lines(None, [(START_S + 1.0, "srun: error: gpu-07: task 4: Out Of Memory")], first=9))
+    detector.update(state.window(START_S))
+    (finding,) = detector.findings
+    assert (finding.node, finding.rank) == ("gpu-07", None if heard == "gpu-00" else 4)
+
+
+def test_a_task_is_no_rank_where_its_heartbeats_come_from_another_node() -> None:
+    job, detector, state = Job().run(3), LogWindow(LogWindowConfig()), JobState(JOB)
+    for _, record in job.records:
+        state.feed(record)
+    state.feed(log_lines(None, [(job.end_s, "srun: error: gpu-07: task 1: Out Of Memory")], first=9))
+    detector.update(state.window(job.end_s))
+    assert [(finding.node, finding.rank) for finding in detector.findings] == [("gpu-07", None)]
+
+
+def test_torchrun_in_any_file_of_the_job_makes_its_tasks_no_ranks() -> None:
+    detector, state = LogWindow(LogWindowConfig()), JobState(JOB)
+    agent = log_lines(None, [(START_S, "W1104 torch/distributed/run.py:793] Setting OMP_NUM_THREADS")])
+    state.feed(msgspec.structs.replace(agent, source="other.log"))
+    state.feed(log_lines(None, [(START_S + 1.0, "srun: error: gpu-07: task 4: Out Of Memory")], first=9))
+    detector.update(state.window(START_S))
+    (finding,) = detector.findings
+    assert (finding.node, finding.rank) == ("gpu-07", None)
+    again = LogWindow(LogWindowConfig())
+    again.restore(detector.state())
+    assert again.state() == detector.state()
