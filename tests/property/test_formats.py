@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contract.test_formats import FILES
 from tests.fleet_formats import GPUS, WRITERS, write
 from trainwarden.detectors.recorded.facts import read_facts
 from trainwarden.detectors.recorded.replay import replay
@@ -60,6 +65,54 @@ def test_no_text_breaks_a_format(name: str, head: str, tmp_path_factory: pytest.
     except DataError as error:
         said = str(error)
     assert said.startswith("rank_0.txt")
+
+
+def spoilt(whole: Any, draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
+    """Put another value in the place of one in `whole`, or beside one; each depth is as likely as the others."""
+    parents = [whole]
+    while inner := [one for one in _inner(parents[-1]) if isinstance(one, dict | list) and one]:
+        parents.append(inner[draw(st.integers(0, len(inner) - 1))])
+    at = parents[draw(st.integers(0, len(parents) - 1))]
+    value = draw(st.sampled_from(VALUES))
+    if isinstance(at, list):
+        at[draw(st.integers(0, len(at) - 1))] = value
+    else:
+        at[draw(st.sampled_from([*at, "other"]))] = value
+
+
+def _inner(one: Any) -> list[Any]:
+    return list(one.values()) if isinstance(one, dict) else one
+
+
+def documents(data: bytes) -> list[Any]:
+    """The JSON of a sample, or that of its lines; empty for other samples."""
+    try:
+        return [json.loads(data)]
+    except ValueError:
+        pass
+    try:
+        return [json.loads(line) for line in data.splitlines() if line.strip()]
+    except ValueError:
+        return []
+
+
+JSON_FILES = [path for path in FILES if documents(path.read_bytes())]
+VALUES = (5, None, [], [5], {}, "", "x", True, 10**400, float("inf"))
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("sample", JSON_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_value_of_json_breaks_a_format(
+    sample: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole = documents(sample.read_bytes())
+    spoilt(whole[data.draw(st.integers(0, len(whole) - 1))], data.draw)
+    path = tmp_path_factory.mktemp("leaf") / sample.name
+    text = "\n".join(json.dumps(one) for one in whole)
+    path.write_text(text.replace("Infinity", "1e400"), encoding="utf-8")
+    with suppress(DataError):
+        read_job(path)
 
 
 @given(st.text(max_size=60))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from trainwarden.recorded.job import Floats
 
 MAX_TEXT: Final = 8
 MIN_EPOCH_S: Final = 1e8  # 1973: what counts less is no time since 1970
+_OWNERS: Final = (*names.NODE, *names.DEVICE, *names.RANK, *names.MODEL)
 _TAGS: Final = ("tags", "tag", "scope", "group", "tag_set")
 ROUND_S: Final = 1.0  # between samples that carry no time, as for `dmon`
 
@@ -65,12 +67,27 @@ def interpreted(table: Table) -> Found:
 def _without_tags(frame: pd.DataFrame) -> pd.DataFrame:
     """`frame` with a column for each key where cells hold ``gpu:0,host:a1``, as Datadog exports them."""
     column = next((one for one in frame.columns if names.plain(str(one)) in _TAGS), None)
-    if column is None or not len(frame) or not str(frame[column].iloc[0]).count(":"):
+    if column is None:
         return frame
-    told = [dict(word.strip().partition(":")[::2] for word in str(cell).split(",")) for cell in frame[column]]
-    tags = pd.DataFrame(told, index=frame.index).astype(object)
-    kept = [one for one in tags.columns if one not in frame.columns]
-    return pd.concat([frame.drop(columns=column), tags[kept].where(tags[kept].notna(), None)], axis=1)
+    told = [tags_of(str(cell).split(",")) for cell in frame[column]]
+    # No column for each key: a key may stand in a single row, and rows times keys are too many.
+    keys = dict.fromkeys(key for tags in told for key in tags if names.known(key, _OWNERS))
+    kept = [key for key in keys if key not in frame.columns]
+    if not kept:
+        return frame
+    tags = pd.DataFrame({key: [tags.get(key) for tags in told] for key in kept}, index=frame.index, dtype=object)
+    return pd.concat([frame.drop(columns=column), tags], axis=1)
+
+
+def tags_of(words: Iterable[str]) -> dict[str, str]:
+    """Tags as Datadog writes them.
+
+    Examples
+    --------
+    >>> tags_of(["gpu:0", " host:a1", "prod"])
+    {'gpu': '0', 'host': 'a1'}
+    """
+    return {key.strip(): value for key, colon, value in (str(word).partition(":") for word in words) if colon}
 
 
 def _into(found: Found, frames: Found | pd.DataFrame | None) -> None:

@@ -35,6 +35,9 @@ from trainwarden.records import EventRecord
 
 UNKNOWN: Final = "no format is known of it"
 _STEMS: Final = ("metrics", "iterations")
+_UNFORESEEN: Final = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -156,7 +159,7 @@ def _again(
     if kind not in _STEMS or file.endswith(".parquet"):
         raise strict
     try:
-        found = made("table").read(Source(folder / file, file), said)
+        found = _made_of("table", Source(folder / file, file), said)
     except Misfit as problems:
         raise problems if len(problems.problems) > 1 else strict from strict
     except DataError:
@@ -183,27 +186,31 @@ def _read_file(gathered: _Gathered, path: Path, name: str, said: Mapping[str, st
     kind = sniffed.format
     source = Source(path, name)
     try:
-        found = made(kind).read(source, said)
+        found = _made_of(kind, source, said)
     except DataError as error:
         lenient = None if isinstance(error, Misfit) or kind != "recorded table" else _leniently(path, name, said)
         if lenient is None:
             gathered.fail(name, kind, error)
             return
         found, kind = lenient, "table"
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        # A file that no reader foresaw must not end the answer about the others with a traceback.
-        what = f"it cannot be read as {kind} ({type(error).__name__}: {str(error)[:120]})"
-        gathered.fail(name, kind, DataError(f"{name}: {what}"))
-        return
     if source.cut:
         found.notes.append("the packed file is cut short: what stands before the cut is read")
     gathered.add(name, kind, found)
 
 
+def _made_of(kind: str, source: Source, said: Mapping[str, str]) -> Found:
+    """What a file holds; one that no reader foresaw must not end the answer about the others with a traceback."""
+    try:
+        return made(kind).read(source, said)
+    except _UNFORESEEN as error:
+        what = " ".join(f"{type(error).__name__}: {str(error)[:120]}".split())
+        raise DataError(f"{source.name}: it cannot be read as {kind} ({what})") from error
+
+
 def _leniently(path: Path, name: str, said: Mapping[str, str]) -> Found | None:
     """What the lenient reader makes of a table that the strict one refuses; None where it refuses it too."""
     try:
-        found = made("table").read(Source(path, name), said)
+        found = _made_of("table", Source(path, name), said)
     except DataError:
         return None
     return found if found.metrics or found.iterations else None

@@ -45,6 +45,19 @@ class Source:
             base = base.removesuffix(ending)
         return base
 
+    def plain_path(self) -> Path:
+        """The path, for a library that opens the file itself.
+
+        Raises
+        ------
+        DataError
+            If the file is packed.
+        """
+        with reading(self.name), self.path.open("rb") as raw:
+            if raw.read(6).startswith(tuple(_MAGIC)):
+                raise DataError(f"{self.name} is packed: unpack it")
+        return self.path
+
     @cached_property
     def head_bytes(self) -> bytes:
         """The first bytes, unpacked.

@@ -27,6 +27,8 @@ _KNOWN: Final = tuple(
          "give the training's own record"),
         (r"^\s{0,8}(?:\x1b\[[0-9;]{1,8}m)?\s{0,4}GPU0\s[^\n]{0,400}CPU Affinity",
          "the matrix of `nvidia-smi topo -m`, which holds no measurement", _GPUS),
+        (r'\A\s{0,40}\{[\s\S]{0,3900}?"Health Monitor Report"', "the JSON of `dcgmi health`",
+         "give its text: `dcgmi health -c` without `-j`"),
         (r"^\|? ?(?:GPU ID +\| Device Information|GROUPS +\||List Modules|Module ID +\||Field Groups)",
          "an answer of `dcgmi discovery`, `group` or `modules`, which holds no measurement", _GPUS),
         (r"^Linux [0-9]\S{1,80} \([^)\n]{1,100}\)\s{1,8}[0-9][0-9/.-]{5,9}\s{1,8}_\S{1,20}_",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from trainwarden.formats import names
 from trainwarden.formats.building import metric_table
 from trainwarden.formats.exporters.exposition import long_frame
 from trainwarden.formats.exporters.sample_lines import tag_labels
-from trainwarden.formats.interpret import interpreted
+from trainwarden.formats.interpret import interpreted, tags_of
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import labelled, series_of
 from trainwarden.formats.source import Source
@@ -32,6 +33,9 @@ _SCALARS: Final = re.compile(
     r'\s{0,8}\{\s{0,8}"[^"]{1,200}"\s{0,4}:\s{0,4}\{\s{0,8}"[^"]{1,200}"\s{0,4}:\s{0,4}\{[^\[\]]{0,400}"[xy]"\s{0,4}:\s{0,4}\['
 )
 _MEANS: Final = ("average", "avg", "maximum", "total", "minimum", "count")  # Azure's, the first that is there
+
+
+MAX_CELLS: Final = 10_000_000
 
 
 class _Series(NamedTuple):
@@ -98,7 +102,7 @@ def _told(series: _Series) -> tuple[names.Heading, str | None, str | None] | Non
 def _number(value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return float("nan")
 
 
@@ -128,23 +132,24 @@ def _series(source: Source) -> Iterator[_Series]:
         for one in whole if isinstance(whole, list) else [whole]:
             if not isinstance(one, dict):
                 continue
-            try:
+            with _of_its_form(source.name):
                 for read in (_datadog, _frames, _graphite, _azure, _google, _otlp):
                     yield from read(one)
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise DataError(
-                    f"{source.name} has not the form of its service ({type(error).__name__}: {error})"
-                ) from error
 
 
-def _tags(words: Sequence[str]) -> dict[str, str]:
-    return {key: value for key, colon, value in (str(word).partition(":") for word in words) if colon}
+@contextmanager
+def _of_its_form(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {str(error)[:120]}"
+        raise DataError(f"{name} has not the form of its service ({what})") from error
 
 
 def _datadog(one: dict[str, Any]) -> Iterator[_Series]:
     for series in one.get("series") or []:
         if "pointlist" in series:
-            tags = _tags(series.get("tag_set") or str(series.get("scope", "")).split(","))
+            tags = tags_of(series.get("tag_set") or str(series.get("scope", "")).split(","))
             points = series["pointlist"]
             yield _Series(
                 series.get("metric", ""), tags, [point[0] for point in points], [point[1] for point in points]
@@ -209,12 +214,16 @@ def _attributes(of: Mapping[str, Any]) -> dict[str, str]:
 def _scalars(source: Source, columns: Mapping[str, str]) -> Found:
     """ClearML's scalars: titles of series of x and y, where x counts iterations."""
     wide: dict[str, pd.Series[float]] = {}
-    for whole in _decoded(source):
-        for title, all_of in whole.items():
-            for name, series in all_of.items():
-                values = pd.Series([_number(one) for one in series["y"]], [_number(one) for one in series["x"]])
-                word = title if name.lower() in ("train", "series", title) else f"{title}/{name}"
-                wide.setdefault(word, values[~values.index.duplicated(keep="last")])
+    steps: set[float] = set()
+    with _of_its_form(source.name):
+        for title, name, series in ((title, name, series) for whole in _decoded(source)
+                                    for title, all_of in whole.items() for name, series in all_of.items()):  # fmt: skip
+            values = pd.Series([_number(one) for one in series["y"]], [_number(one) for one in series["x"]])
+            word = title if name.lower() in ("train", "series", title) else f"{title}/{name}"
+            wide.setdefault(word, values[~values.index.duplicated(keep="last")])
+            steps.update(values.index)
+            if len(steps) * len(wide) > MAX_CELLS:
+                raise DataError(f"{source.name} holds more than {MAX_CELLS:,} steps of series: leave series out")
     frame = pd.DataFrame(wide).rename_axis("step").reset_index()
     lost = {word for word, values in wide.items() if values.isna().any()}
     cells = frame.astype(object)

@@ -81,6 +81,10 @@ _IN_NAME: Final = re.compile(
 )
 
 
+# First and largest value of what counts a fault and is no metric of ours, by port and name.
+_Others = dict[tuple[str | None, str], tuple[float, float]]
+
+
 class Ports:
     """Keys and values of one port or more."""
 
@@ -102,8 +106,9 @@ class Ports:
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
         del columns
-        rows = list(_rows(source.text(), source.path.name))
-        found = Found(rows=len(rows))
+        others: _Others = {}
+        rows = list(_rows(source.text(), source.path.name, others))
+        found = Found(rows=len(rows), notes=_grown(others))
         if not rows:
             return found
         if any("time_s" not in row for row in rows):
@@ -114,8 +119,7 @@ class Ports:
             when = "at the file's change" if named is None else "when its name says"
             if named is None or last:
                 found.notes.append(f"no times written: snapshots taken for a minute apart, the last one {when}")
-        frame = _without_others(pd.DataFrame(rows).drop(columns="block"), found.notes)
-        if (table := metric_table(frame)) is not None:
+        if (table := metric_table(pd.DataFrame(rows).drop(columns="block"))) is not None:
             found.metrics.append(table)
             found.logs += _alone_down(table)
             if np.unique(table.times_s).size == 1 and named_s(source.path.name) is None:
@@ -138,7 +142,7 @@ def _alone_down(table: MetricTable) -> list[LogTable]:
     return [LogTable("ports", table.times_s.copy(), tuple(table.nodes[one] for one in table.entity), nobody, lines)]
 
 
-def _rows(text: str, file: str) -> Iterator[dict[str, Any]]:
+def _rows(text: str, file: str, others: _Others) -> Iterator[dict[str, Any]]:
     """A row for each port of each snapshot."""
     named = _IN_NAME.search(file)
     card, block, time_s = (named[1] if named else ""), 0, None
@@ -157,15 +161,15 @@ def _rows(text: str, file: str) -> Iterator[dict[str, Any]]:
             row = {"device": device or None, "block": block} | ({} if time_s is None else {"time_s": time_s})
             if (link := _RDMA.match(line)) is not None:  # `rdma statistic`: a port a line
                 words = link[2].split()
-                told_of = dict(one for one in map(_value, words[::2], words[1::2]) if one is not None)
-                row = {**row, **told_of}
+                for key, value in zip(words[::2], words[1::2], strict=False):
+                    _put(row, _value(key, value), others)
             continue
         match = _PAIR.match(line)
         told = _value(match[1], match[2]) if match is not None else None
         if told is not None:
             row.setdefault("device", card or None)
             row.setdefault("block", block)
-            row[told[0]] = told[1]
+            _put(row, told, others)
         elif (stamp_s := time_s_of(line.strip(" #=-"))) > 1e8:
             time_s = stamp_s
     if len(row) > 2:
@@ -204,12 +208,22 @@ def _value(key: str, value: str) -> tuple[str, float] | None:
     return found[0], number * found[1]
 
 
-def _without_others(frame: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    """`frame` without counters that are no metric of ours; those that grew are named."""
-    others = [str(one) for one in frame.columns if str(one).startswith(_OTHER)]
-    ports = frame.groupby(frame["device"].astype(str))
-    grew = [one.removeprefix(_OTHER) for one in others if (ports[one].max() > ports[one].first()).any()]
-    if grew:
-        more = f" and {len(grew) - _NAMED} more" if len(grew) > _NAMED else ""
-        notes.append(f"counters of faults that grew and that no rule judges: {', '.join(grew[:_NAMED])}{more}")
-    return frame.drop(columns=others)
+def _put(row: dict[str, Any], told: tuple[str, float] | None, others: _Others) -> None:
+    """Put a value into its port's row; of what is no metric of ours, keep how it grows."""
+    if told is None:
+        return
+    name, value = told
+    if not name.startswith(_OTHER):
+        row[name] = value
+        return
+    first, most = others.get((row["device"], name), (value, value))
+    others[row["device"], name] = (first, max(most, value))
+
+
+def _grown(others: _Others) -> list[str]:
+    """A note that names the counters that grew."""
+    grew = list(dict.fromkeys(name.removeprefix(_OTHER) for (_, name), (first, most) in others.items() if most > first))
+    if not grew:
+        return []
+    more = f" and {len(grew) - _NAMED} more" if len(grew) > _NAMED else ""
+    return [f"counters of faults that grew and that no rule judges: {', '.join(grew[:_NAMED])}{more}"]

@@ -5,6 +5,7 @@ Each becomes lines ``health check: DEVICE PART failed: words``, which rules of l
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,11 @@ from trainwarden.formats.source import Source
 from trainwarden.recorded.job import LogTable
 
 _DIAG: Final = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
-_FAILED: Final = ("fail", "warn")
+_PASSED: Final = ("pass", "healthy")
+_UNTESTED: Final = ("skip", "not run", "notrun")  # every other status is no pass: a test that ended in an error too
+_MOST_WORDS: Final = 4_000  # characters of one warning that are looked at for its devices
+_WORDS_OF: Final = ("warning", "info", "error")  # begin a row of words below a result
+_LEAST_GPUS: Final = 3  # of fewer no majority says which links are to be up
 # Which part of a device a test or its words are about; the first that fits.
 _PARTS: Final = (
     (re.compile(r"(?i)\bnv-?link|nvswitch|fabric"), "nvlink"),
@@ -28,8 +33,13 @@ _PARTS: Final = (
     (re.compile(r"(?i)thermal|temperature|power|throttl|clock|pulse"), "clocks"),
 )
 _ROW: Final = re.compile(r"\|([^|\n]{0,60})\|([^|\n]{0,120})\|\s*$")
-_VERDICT: Final = re.compile(r"(Pass|Fail|Skip|Warn)\b(?: - (?:GPUs?: ([0-9, ]{1,80})|(All)))?")
-_OF_GPU: Final = re.compile(r"GPU ?([0-9]{1,3}):? ?(Pass|Fail|Skip|Warn)?")
+_WORD: Final = r"((?i:pass|fail|skip|warn)[a-z]{0,8}\b|[A-Za-z]{2,20}(?:[ _][A-Za-z]{2,20})?(?= - (?:GPU|All)|$))"
+_VERDICT: Final = re.compile(_WORD + r"(?: - (?:GPUs?: ([0-9, ]{1,80})|(All)))?")
+_OF_GPU: Final = re.compile(r"GPU ?([0-9]{1,3})(?:: ?|:? ?(?=Pass|Fail|Skip|Warn))" + _WORD)
+_METADATA: Final = re.compile(
+    r"(?m)^[|+]-{2,20} {1,4}Metadata [^\n]*\n(?:\| (?! *-)[^\n]*\n)*|^\| Diagnostic +\| Result +\|$"
+)
+_NUMBER: Final = re.compile(r"[0-9]{1,3}$")
 _HEALTH: Final = re.compile(r"(?:GPU ID: |-> )([0-9]{1,3})\s*$")
 _ABOUT: Final = re.compile(r"\bGPU ?#?([0-9]{1,3})\b")
 _LINKS: Final = re.compile(r"GPU ([0-9]{1,3}): [^\n]{1,80} \(UUID: ")
@@ -71,9 +81,11 @@ class HealthReport:
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
         del columns
-        verdicts = list(dict.fromkeys(_verdicts(source.text(), source)))
+        notes: list[str] = []
+        verdicts = list(dict.fromkeys(_verdicts(source.text(), source, notes)))
         if not verdicts:
-            raise DataError(f"{source.name} names no test with its result: give the whole report")
+            why = "; ".join(notes) or "it names no test with its result: give the whole report"
+            raise DataError(f"{source.name}: {why}")
         lines = [_line(one) for one in verdicts]
         times = np.full(len(lines), source.path.stat().st_mtime)
         nobody = (None,) * len(lines)
@@ -82,6 +94,7 @@ class HealthReport:
         found.notes.append(
             f"{failed} of {len(lines)} results of tests are no pass; their time is the file's last change"
         )
+        found.notes += notes
         return found
 
 
@@ -91,7 +104,7 @@ def _line(one: _Verdict) -> str:
     return f"health check: {one.device} {one.part} failed: {one.failed}"
 
 
-def _verdicts(text: str, source: Source) -> Iterator[_Verdict]:
+def _verdicts(text: str, source: Source, notes: list[str]) -> Iterator[_Verdict]:
     if text.lstrip()[:1] == "{":
         yield from _of_json(text, source.name)
     elif "Health Monitor Report" in text[:6_000]:
@@ -101,7 +114,7 @@ def _verdicts(text: str, source: Source) -> Iterator[_Verdict]:
     elif "Operational Info" in text[:6_000]:
         yield from _of_mlxlink(text, source.path.name)
     elif _LINKS.match(text):
-        yield from _of_links(text)
+        yield from _of_links(text, notes)
     else:
         yield from _of_ibdiagnet(text)
 
@@ -110,12 +123,17 @@ def _part(words: str) -> str:
     return next((part for pattern, part in _PARTS if pattern.search(words)), "gpu")
 
 
+def _failed(status: str) -> bool:
+    bare = status.strip().lower().replace("_", " ")
+    return bool(bare) and not bare.startswith((*_PASSED, *_UNTESTED))
+
+
 def _result(device: str, test: str, status: str, words: str = "") -> _Verdict | None:
     """A verdict; None of a test that was skipped, which says nothing."""
-    if status.lower().startswith(_FAILED):
+    if _failed(status):
         said = f"{test}: {words}" if words else test
         return _Verdict(device, _part(f"{test} {words}"), said[:400])
-    return _Verdict(device, "", None) if status.lower().startswith(("pass", "healthy")) else None
+    return _Verdict(device, "", None) if status.strip().lower().startswith(_PASSED) else None
 
 
 # -- dcgmi diag
@@ -131,13 +149,23 @@ def _of_json(text: str, name: str) -> Iterator[_Verdict]:
         for one in test.get("results") or []:
             if not isinstance(one, dict):
                 continue
-            number = one.get("entity_id", one.get("gpu_id", one.get("gpu_ids", "")))
-            words = "; ".join(_words(one.get("warnings"))) or str(one.get("info", ""))
-            about = _ABOUT.search(words)
-            number = about[1] if about is not None and not str(number).isdecimal() else number
-            device = f"gpu{number}" if str(number).isdecimal() else "node"
-            if (found := _result(device, str(test.get("name", "")), str(one.get("status", "")), words)) is not None:
-                yield found
+            words = ("; ".join(_words(one.get("warnings"))) or str(one.get("info", "")))[:_MOST_WORDS]
+            for device in _devices(one, words):
+                found = _result(device, str(test.get("name", ""))[:100], str(one.get("status") or ""), words[:400])
+                if found is not None:
+                    yield found
+
+
+def _devices(one: Mapping[str, Any], words: str) -> list[str]:
+    """The GPUs that a result is of; the node where it is of something else, or of nothing that is named."""
+    number = one.get("entity_id", one.get("gpu_id", one.get("gpu_ids", "")))
+    if "entity_id" in one and str(one.get("entity_group") or "GPU").upper() != "GPU":
+        return ["node"]
+    listed = number if isinstance(number, list) else str(number).split(",")
+    numbers = [str(word).strip() for word in listed]
+    if not all(_NUMBER.match(word) for word in numbers):
+        numbers = _ABOUT.findall(words)[:1]
+    return [f"gpu{word}" for word in dict.fromkeys(numbers)] or ["node"]
 
 
 def _tests(one: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
@@ -161,15 +189,16 @@ def _words(warnings: Any) -> Iterator[str]:
 def _of_diag(text: str) -> Iterator[_Verdict]:
     """Rows of the table; words of a warning stand below the result, and may go on over several rows."""
     test, results, words = "", list[tuple[str, str]](), ""
-    for left, right in [*_table(text), ("end", "Pass")]:
-        if left.lower().startswith(("warning", "info", "error")) or (not left and words and not _OF_GPU.match(right)):
+    for left, right in [*_table(_METADATA.sub("", text)), ("end", "Pass")]:
+        if left.lower().startswith(_WORDS_OF) or (not left and words and not _OF_GPU.match(right)):
             about = f"{left.partition(':')[2].strip()}: " if ":" in left else ""
-            words += f" {about}{right}" if not left or left.lower().startswith(("warn", "error")) else ""
+            if len(words) < _MOST_WORDS and not left.lower().startswith("info"):
+                words += f" {about}{right}"
             continue
         if left:
             yield from _ended(test, results, words)
             test, results, words = left, [], ""
-        if (own := _OF_GPU.match(right)) is not None and own[2]:
+        if (own := _OF_GPU.match(right)) is not None:
             results.append((f"gpu{own[1]}", own[2]))
         elif (verdict := _VERDICT.match(right)) is not None:
             listed = [one.strip() for one in (verdict[2] or "").split(",") if one.strip()]
@@ -180,12 +209,11 @@ def _ended(test: str, results: Iterable[tuple[str, str]], words: str) -> Iterato
     results = list(results)
     named = [one for one in results if one[0] != "node"]
     about = {f"gpu{number}" for number in _ABOUT.findall(words)}
+    words = words.strip()[:400]
     for device, status in named or results:
-        if device == "node" and about and status.lower().startswith(_FAILED):
-            yield from (
-                _Verdict(one, _part(f"{test} {words}"), f"{test}: {words.strip()}"[:400]) for one in sorted(about)
-            )
-        elif (found := _result(device, test, status, words.strip())) is not None:
+        if device == "node" and about and _failed(status):
+            yield from (_Verdict(one, _part(f"{test} {words}"), f"{test}: {words}"[:400]) for one in sorted(about))
+        elif (found := _result(device, test, status, words)) is not None:
             yield found
 
 
@@ -206,7 +234,8 @@ def _of_health(text: str) -> Iterator[_Verdict]:
         gpu = _HEALTH.search(left)
         overall = "Overall Health" in left or "Overall Health" in right
         if gpu is None and not overall:
-            words += f" {left.removeprefix('-> ').strip()} {right}" if status.startswith(("Fail", "Warn")) else ""
+            if _failed(status) and len(words) < _MOST_WORDS:
+                words += f" {left.removeprefix('-> ').strip()} {right}"
             continue
         found = _result(device, "dcgmi health", status, " ".join(words.split()))
         if found is not None and (device != "node" or found.failed is None):
@@ -218,44 +247,52 @@ def _of_health(text: str) -> Iterator[_Verdict]:
 # -- links
 
 
-def _of_links(text: str) -> Iterator[_Verdict]:
+def _of_links(text: str, notes: list[str]) -> Iterator[_Verdict]:
     """A link that is inactive while it is up on most other GPUs, or has been replayed or recovered."""
-    gpu, dead, wrong = "", set[tuple[str, str]](), Counter[tuple[str, str]]()
-    gpus: list[str] = []
+    gpu, dead, crc = "", set[tuple[str, str]](), set[str]()
+    counts = dict[str, Counter[str]]()
+    gpus = dict[str, None]()
     for line in text.split("\n"):
         if (begins := _LINKS.match(line)) is not None:
             gpu = f"gpu{int(begins[1])}"
-            gpus.append(gpu)
-        elif (link := _LINK.match(line)) is not None:
-            if link[4]:
-                dead.add((gpu, link[1]))
-            elif link[2] in ("Replay", "Recovery"):
-                wrong[gpu, link[1]] += int(link[3])
+            gpus[gpu] = None
+        elif (link := _LINK.match(line)) is not None and link[4]:
+            dead.add((gpu, link[1]))
+        elif link is not None and link[2] == "CRC":
+            crc |= {gpu} if int(link[3]) else set()
+        elif link is not None and link[2]:
+            counts.setdefault(gpu, Counter())[link[1]] += int(link[3])
+    if crc:  # totals since the driver was loaded: the limit that we have is of a minute (detectors/devices/limits.toml)
+        notes.append(f"CRC errors of NVLinks are totals and not judged: {', '.join(sorted(crc)[:8])}")
+    if len(gpus) < _LEAST_GPUS:
+        notes.append(f"links of fewer than {_LEAST_GPUS} GPUs cannot be compared")
     of_link = Counter(link for _, link in dead)
-    for gpu in dict.fromkeys(gpus):
-        alone = [link for link in sorted(of_link) if (gpu, link) in dead and of_link[link] * 2 < len(set(gpus))]
-        replayed = [link for of, link in wrong if of == gpu and wrong[of, link]]
+    for gpu in gpus:
+        alone = [link for link in sorted(of_link) if (gpu, link) in dead and of_link[link] * 2 < len(gpus)]
+        replayed = [link for link, count in counts.get(gpu, Counter()).items() if count]
         if alone:
             yield _Verdict(gpu, "nvlink", f"NVLink {', '.join(alone)} is inactive and up on most other GPUs")
         elif replayed:
             yield _Verdict(gpu, "nvlink", f"NVLink {', '.join(replayed)} was replayed or recovered after errors")
-        else:
+        elif len(gpus) >= _LEAST_GPUS and gpu not in crc:
             yield _Verdict(gpu, "", None)
 
 
 def _of_mlxlink(text: str, file: str) -> Iterator[_Verdict]:
-    told = dict(_MLXLINK.findall(text))
-    card = _CARD.search(file)
-    device = card[1] if card is not None else "port"
-    if "State" not in told:
-        return
-    if told["State"].strip().lower() in ("active", "physical linkup", "linkup"):
-        yield _Verdict(device, "", None)
-    else:
-        why = told.get("Recommendation", "").strip()
-        yield _Verdict(
-            device, "port", f"link is {told['State'].strip()}, {told.get('Physical state', '').strip()}: {why}"
-        )
+    """One report or several; of several each is of the port that the text before it names."""
+    pieces = text.split("Operational Info")
+    for number, (before, piece) in enumerate(itertools.pairwise(pieces), 1):
+        told = dict(_MLXLINK.findall(piece))
+        cards = _CARD.findall(before[-400:]) or (_CARD.findall(file) if len(pieces) == 2 else [])
+        device = cards[-1] if cards else "port" if len(pieces) == 2 else f"port{number}"
+        if "State" not in told:
+            continue
+        if told["State"].strip().lower() in ("active", "physical linkup", "linkup"):
+            yield _Verdict(device, "", None)
+        else:
+            why = told.get("Recommendation", "").strip()
+            physical = told.get("Physical state", "").strip()
+            yield _Verdict(device, "port", f"link is {told['State'].strip()}, {physical}: {why}")
 
 
 def _of_ibdiagnet(text: str) -> Iterator[_Verdict]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -23,7 +25,11 @@ _BARE: Final = re.compile(
 )
 _KEY: Final = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z:/]{1,30})=")
 _RECORD: Final = re.compile(r"(?m)^(?=(?:NodeName|JobId)=)")
-_BRACKETS: Final = re.compile(r"([^,\[\]]{1,64})\[([0-9,-]{1,400})\]([^,\[\]]{0,64})")
+_BRACKETS: Final = re.compile(r"\[([^\[\]]*)\]")
+_RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_DRAINED: Final = ("drain", "drng")
+_MOST_BRACKETS: Final = 8  # of one name
+_NAMED: Final = 6
 _HEADER_LINES: Final = 6
 # What Slurm itself writes as the reason when it takes a node out (slurmctld and slurmd, 19.05 to 24.11).
 _BY_SLURM: Final = ("kill task failed", "prolog", "epilog", "batch job complete failure", "low ", "gres/",
@@ -34,7 +40,10 @@ _SHORT: Final = {"NF": "NODE_FAIL", "F": "FAILED", "OOM": "OUT_OF_MEMORY", "TO":
 _SAME: Final = {"jobstate": "state", "job_state": "state", "nodename": "nodelist", "name": "nodelist",
                 "endtime": "end", "nodes": "nodelist", "job_id": "jobid", "st": "state", "reason_set_at": "timestamp",
                 "nodelist(reason)": "nodelist", "derived_exit_code": ""}  # fmt: skip
-MAX_NODES: Final = 4_096
+MAX_NODES: Final = 16_384  # lines of nodes of a file
+
+
+_Said = tuple[float, str | None, str]
 
 
 class SlurmTable:
@@ -61,7 +70,15 @@ class SlurmTable:
         rows = list(_rows(source.text(), source.name))
         now_s = source.path.stat().st_mtime
         stepped = {row["jobid"].partition(".")[0] for row in rows if "." in row.get("jobid", "")}
-        said = [one for row in rows for one in _said(row, now_s, stepped)]
+        said: list[_Said] = []
+        bad, nodes_left = 0, MAX_NODES
+        for row in rows:
+            own = list(itertools.islice(_said(row, now_s, stepped), nodes_left + 1))
+            bad += any("error: " in line for *_, line in own)
+            said += own
+            nodes_left -= 0 if "jobid" in row else len(own)
+            if nodes_left < 0:
+                raise DataError(f"{source.name} names more than {MAX_NODES:,} nodes: cut it to one answer")
         found = Found(rows=len(rows))
         if said:
             said.sort(key=lambda one: one[0])
@@ -69,10 +86,26 @@ class SlurmTable:
             nobody = (None,) * len(said)
             nodes = tuple(node for _, node, _ in said)
             found.logs.append(LogTable("slurm", times, nodes, nobody, [line for *_, line in said]))
-        bad = sum("error: " in line for *_, line in said)
-        found.notes.append(f"{bad} of {len(rows)} rows end in a failure or are of nodes that are out of use"
-                           if said else "no job of it has ended")  # fmt: skip
+            found.notes.append(f"{bad} of {len(rows)} rows end in a failure or are of nodes that are out of use")
+        else:
+            jobs = any("jobid" in row for row in rows)
+            found.notes.append("no job of it has ended" if jobs else "it names no node")
+        found.notes += _drained(said)
         return found
+
+
+def _drained(said: Iterable[_Said]) -> list[str]:
+    """A note of nodes that an operator took out, with the reasons: no fault, and no work for them either."""
+    drained = dict[str, str]()
+    for _, node, line in said:
+        state, _, reason = line.removeprefix(f"slurmctld: node {node} ").partition(" ")
+        if node is not None and line.startswith("slurmctld: node ") and any(word in state for word in _DRAINED):
+            drained[node] = reason
+    if not drained:
+        return []
+    named = [f"{node} ({why[:80] or 'no reason given'})" for node, why in itertools.islice(drained.items(), _NAMED)]
+    more = f" and {len(drained) - _NAMED} more" if len(drained) > _NAMED else ""
+    return [f"{len(drained)} nodes are drained: {', '.join(named)}{more}"]
 
 
 def _rows(text: str, name: str) -> Iterator[dict[str, str]]:
@@ -189,7 +222,7 @@ def _times(one: Mapping[str, Any]) -> dict[str, Any]:
     return {"end": end, "exitcode": one.get("exit_code")}
 
 
-def _said(row: Mapping[str, str], now_s: float, stepped: Iterable[str]) -> Iterator[tuple[float, str | None, str]]:
+def _said(row: Mapping[str, str], now_s: float, stepped: Iterable[str]) -> Iterator[_Said]:
     """Time, node and line of what a row tells."""
     end_s = time_s_of(row.get("end") or row.get("timestamp", ""))
     time_s = end_s if np.isfinite(end_s) and end_s > 0 else now_s
@@ -208,12 +241,13 @@ def _said(row: Mapping[str, str], now_s: float, stepped: Iterable[str]) -> Itera
             yield time_s, node, f"slurmctld: node {node} {state or 'drained'} {reason}".rstrip()
 
 
-def _of_job(row: Mapping[str, str], time_s: float, stepped: Iterable[str]) -> Iterator[tuple[float, str | None, str]]:
+def _of_job(row: Mapping[str, str], time_s: float, stepped: Iterable[str]) -> Iterator[_Said]:
     state = row.get("state", "").upper()
     state = _SHORT.get(state, state)
     listed = row.get("nodelist", "")
-    nodes = list(_nodes(listed)) if listed.lower() not in ("", "none assigned", "(null)") else []
-    node, job = nodes[0] if len(nodes) == 1 else None, row["jobid"]
+    # Slurm writes a single node without brackets.
+    single = listed.lower() not in ("", "none assigned", "(null)") and not set(listed) & set(",[")
+    node, job = listed if single else None, row["jobid"]
     code, _, signal = row.get("exitcode", "0:0").partition(":")
     if state.startswith("NODE_FAIL"):
         yield time_s, node, f"slurmstepd: error: *** JOB {job} ON {listed} CANCELLED DUE TO NODE FAILURE ***"
@@ -234,23 +268,50 @@ def _of_job(row: Mapping[str, str], time_s: float, stepped: Iterable[str]) -> It
 
 
 def _nodes(text: str) -> Iterator[str]:
-    """Names of a host list.
+    """Names of a host list; a word that is not understood is one name.
 
     Examples
     --------
-    >>> list(_nodes("gpu-[01-03,07],a1"))
-    ['gpu-01', 'gpu-02', 'gpu-03', 'gpu-07', 'a1']
+    >>> list(_nodes("gpu-[01-03,07],a1")), list(_nodes("r[1-2]n[1,3]")), list(_nodes("a[1-2-3]"))
+    (['gpu-01', 'gpu-02', 'gpu-03', 'gpu-07', 'a1'], ['r1n1', 'r1n3', 'r2n1', 'r2n3'], ['a[1-2-3]'])
     """
-    count = 0
-    for match in re.finditer(r"[^,\[]{1,64}(?:\[[^\]]{0,400}\][^,\[]{0,64})?", text):
-        ranges = _BRACKETS.fullmatch(match[0])
-        if ranges is None:
-            yield match[0].strip()
-            continue
-        for part in ranges[2].split(","):
-            first, _, last = part.partition("-")
-            for number in range(int(first or 0), min(int(last or first or 0), int(first or 0) + MAX_NODES) + 1):
-                count += 1
-                if count > MAX_NODES:
-                    return
-                yield f"{ranges[1]}{number:0{len(first)}d}{ranges[3]}"
+    depth, start = 0, 0
+    for place, char in enumerate(f"{text},"):
+        depth += (char == "[") - (char == "]")
+        if char == "," and (depth <= 0 or place == len(text)):
+            if word := text[start:place].strip():
+                yield from _expanded(word)
+            start = place + 1
+
+
+def _expanded(word: str) -> Iterator[str]:
+    """Names for the ranges in the brackets of `word`, one after the other and never all at once."""
+    pieces = _BRACKETS.split(word)
+    plain, ranges = pieces[::2], [_numbers(piece) for piece in pieces[1 : 2 * _MOST_BRACKETS + 2 : 2]]
+    unknown = any("[" in piece or "]" in piece for piece in plain) or any(one is None for one in ranges)
+    if unknown or len(ranges) > _MOST_BRACKETS:
+        yield word
+        return
+    places = [0] * len(ranges)
+    listed = [one for one in ranges if one is not None]
+    for _ in range(math.prod(map(len, listed))):
+        numbers = [one[place] for one, place in zip(listed, places, strict=True)]
+        yield "".join(itertools.chain.from_iterable(itertools.zip_longest(plain, numbers, fillvalue="")))
+        for number in reversed(range(len(places))):  # the last counts fastest
+            places[number] = (places[number] + 1) % len(listed[number])
+            if places[number]:
+                break
+
+
+def _numbers(text: str) -> list[str] | None:
+    """Numbers of ``01-03,07``; None if it is no list of ranges, or one of more than `MAX_NODES`."""
+    found: list[str] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            return None
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 0 <= last - first < MAX_NODES - len(found):
+            return None
+        found += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
+    return found

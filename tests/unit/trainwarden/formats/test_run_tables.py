@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainwarden.detectors.devices.limits import read_limits
 from trainwarden.detectors.logs.rules import shipped_rules
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.replay import replay
 from trainwarden.formats.names import duration_factor, is_rate, metric_of
 from trainwarden.formats.reading import read_job
 from trainwarden.recorded.job import RecordedJob
+from trainwarden.settings import DetectionSettings
 
 T0 = 1_790_000_000
 
@@ -124,7 +126,8 @@ def test_growing_faults_of_a_port_are_judged_or_named(tmp_path: Path):
     assert job.metrics is not None
     assert "nic_receive_crc_errors_count" in job.metrics.names
     assert "rx_fec_uncorrectable" in job.notes[0]
-    assert any(one.metric == "nic_receive_crc_errors_count" for one in read_limits())
+    incidents = replay(job, DetectionSettings(), names=("device_limits",), facts=read_facts(job)).incidents
+    assert [(one.kind, one.suspects[0].device) for one in incidents] == [("nic_error", "eth2")]
 
 
 @pytest.mark.parametrize(
