@@ -35,9 +35,9 @@ for step in range(40):
 
 
 class Installed:
-    """The wheel in an environment of its own, with its core dependencies alone."""
+    """The wheel in an environment of its own, with its core dependencies alone, or those of one extra beside them."""
 
-    def __init__(self, folder: Path, built: Path) -> None:
+    def __init__(self, folder: Path, built: Path, extra: str | None = None) -> None:
         self.folder = folder
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True, timeout=120)
         self.python = folder / "env" / "bin" / "python"
@@ -54,7 +54,7 @@ class Installed:
             "--no-index",
         ]
         subprocess.run([*pip, str(built)], check=True, timeout=120, capture_output=True)
-        (site / "core.pth").write_text(str(core_packages(folder / "core")))
+        (site / "core.pth").write_text(str(core_packages(folder / "core", extra)))
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TRAINWARDEN"))}
         self.environ = {**kept, "XDG_STATE_HOME": str(folder / "state")}
 
@@ -74,20 +74,23 @@ class Installed:
         )  # fmt: skip
 
 
-def core_packages(folder: Path) -> Path:
-    """A folder with links to what the base installation requires, and no more."""
+def core_packages(folder: Path, extra: str | None = None) -> Path:
+    """A folder with links to what the base installation requires, with `extra` beside it, and no more."""
     folder.mkdir()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    todo, seen = [Requirement(one).name for one in project["dependencies"]], set[str]()
+    wanted = project["dependencies"] + ([] if extra is None else project["optional-dependencies"][extra])
+    todo, seen = [Requirement(one) for one in wanted], set[tuple[str, frozenset[str]]]()
     while todo:
-        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
-        if name in seen:
+        wants = todo.pop()
+        name, extras = re.sub(r"[-_.]+", "-", wants.name).lower(), frozenset({"", *wants.extras})
+        if (name, extras) in seen:
             continue
-        seen.add(name)
-        for text in requires(name) or ():
-            one = Requirement(text)
-            if one.marker is None or one.marker.evaluate({"extra": ""}):
-                todo.append(one.name)
+        seen.add((name, extras))
+        todo += [
+            one
+            for one in map(Requirement, requires(name) or ())
+            if one.marker is None or any(one.marker.evaluate({"extra": each}) for each in extras)
+        ]
         for file in distribution(name).files or ():
             top = file.parts[0]
             source = Path(str(distribution(name).locate_file(top)))
@@ -99,6 +102,11 @@ def core_packages(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:  # noqa: F811
     return Installed(tmp_path_factory.mktemp("bare"), wheel)
+
+
+@pytest.fixture(scope="module")
+def with_torch(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:  # noqa: F811
+    return Installed(tmp_path_factory.mktemp("torch"), wheel, "example")
 
 
 def test_nothing_of_an_extra_is_there(installed: Installed) -> None:
@@ -130,12 +138,21 @@ def test_a_failed_job_is_explained_and_its_status_told(installed: Installed) -> 
     assert reported.returncode == 0, reported.stderr
 
 
-def test_launch_runs_ranks(installed: Installed) -> None:
-    done = installed.run("launch", "--nproc", "2", "--json", "launch.json", "--", str(installed.python), "-c", "1 / 0")
-    made = json.loads((installed.folder / "launch.json").read_text())
+def test_launch_runs_ranks(with_torch: Installed) -> None:
+    python = str(with_torch.python)
+    done = with_torch.run("launch", "--nproc", "2", "--json", "launch.json", "--", python, "-c", "1 / 0")
+    made = json.loads((with_torch.folder / "launch.json").read_text())
     assert (done.returncode, made["answer"]) == (1, "incident"), done.stdout + done.stderr
     assert "ZeroDivisionError" in made["incidents"][0]["reason"]
     assert made["incidents"][0]["suspects"][0]["rank"] in (0, 1)
+
+
+def test_launch_without_torch_names_what_watches_the_command(installed: Installed) -> None:
+    done = installed.run("launch", "--nproc", "1", "--", "touch", "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = done.stderr.strip().splitlines()
+    assert "a command without it is watched by trainwarden watch" in said
+    assert not (installed.folder / "started").exists()
 
 
 def test_detect_judges_a_recording(installed: Installed) -> None:
@@ -175,9 +192,10 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("words", [("watch",), ("launch", "--nproc", "2", "--mode", "auto")], ids=["watch", "launch"])
 def test_packages_of_the_users_own_with_names_of_ours_stay_apart(
-    words: tuple[str, ...], installed: Installed, repository: Path
+    words: tuple[str, ...], request: pytest.FixtureRequest, repository: Path
 ) -> None:
     """`python -m` puts the working directory first on the path, and so does PYTHONPATH=. for all that is started."""
+    installed: Installed = request.getfixturevalue("with_torch" if words[0] == "launch" else "installed")
     python = str(installed.python)
     done = subprocess.run(
         [python, "-m", "trainwarden", *words, "--json", "out.json", "--", python, "train.py"],
@@ -209,8 +227,9 @@ def test_importing_such_a_name_finds_nothing_of_ours(python: str, installed: Ins
     ],
 )
 def test_what_needs_an_extra_names_it_before_anything_starts(
-    words: tuple[str, ...], extra: str, installed: Installed
+    words: tuple[str, ...], extra: str, request: pytest.FixtureRequest
 ) -> None:
+    installed: Installed = request.getfixturevalue("with_torch" if words[0] == "launch" else "installed")
     (installed.folder / "models.toml").write_text('[detection]\nmodels = "http://127.0.0.1:9/"\n')
     done = installed.run(*words)
     assert done.returncode == 2, done.stdout + done.stderr

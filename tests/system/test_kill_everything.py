@@ -103,7 +103,7 @@ def test_nothing_is_lost_and_nothing_is_done_twice(seed: int, tmp_path: Path) ->
             os.kill(stack.pid(service), signal.SIGKILL)
             stack.start(service)
         bus = buses.connect(address)
-        wait_for("the restart to be recorded", lambda: _outcomes(bus)[-1:] == ["skipped"], stack)
+        wait_for("the incident", lambda: _incidents(bus) == ["crash"], stack)
         wait_for("the restarted ranks to write", lambda: b"attempt 1 line 20" in log.read_bytes(), stack)
         time.sleep(1.0)  # long enough for a second action or incident to show itself
         assert nodes.ask("stop").state == "done"
@@ -117,17 +117,18 @@ def test_nothing_is_lost_and_nothing_is_done_twice(seed: int, tmp_path: Path) ->
         stack.stop()
 
 
-def _outcomes(bus: Bus) -> list[str]:
+def _incidents(bus: Bus) -> list[str]:
     views = read_jobs(bus, "job")
-    return [record.outcome for record in views["job"].action_history] if "job" in views else []
+    return [one.kind for one in views["job"].incidents.values()] if "job" in views else []
 
 
 def _check(bus: Bus, written: list[str]) -> None:
     assert lines_on_bus(bus, 1) == written
     view = read_jobs(bus, "job")["job"]
-    assert [incident.kind for incident in view.incidents.values()] == ["crash"]
-    assert {action.kind for action in view.actions.values()} == {"restart_process"}
-    assert len(view.actions) == 1
+    assert _incidents(bus) == ["crash"]
+    # torchrun starts the ranks again by itself: an engine that comes back after that finds nothing to decide.
+    actions = [(action.kind, action.outcome) for action in view.actions.values()]
+    assert actions in ([], [("restart_process", "skipped")])
     # The ranks' own account: started once, restarted once, by torchrun.
     starts = {line.split()[1] for line in written}
     assert starts == {"0", "1"}

@@ -35,8 +35,10 @@ HEALTHY_STEPS = 20
 TOKEN = "a-token-of-this-test-alone"
 FIRING = {"TrainwardenIncident", "TrainwardenActionWaits"}
 RULES = FOLDER / "prometheus" / "trainwarden.rules.yml"
-ABSENT = re.compile(r"DCGM_|trainwarden_(trainer|archive|keeper)_|trainwarden_model_info|trainwarden_\w+_errors_total")
-"""What this run has not: GPUs, a trainer, an archive, a keeper, trained models, and kinds of errors that never were."""
+ABSENT = re.compile(
+    r"DCGM_|trainwarden_(trainer|archive|keeper|coordinator)_|trainwarden_model_info|trainwarden_\w+_errors_total"
+)
+"""What this run has not: GPUs, a trainer, an archive, a keeper, a coordinator, trained models, and kinds of errors that never were."""
 
 
 class Scene:
