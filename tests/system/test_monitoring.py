@@ -38,7 +38,7 @@ RULES = FOLDER / "prometheus" / "trainwarden.rules.yml"
 ABSENT = re.compile(
     r"DCGM_|trainwarden_(trainer|archive|keeper|coordinator)_|trainwarden_model_info|trainwarden_\w+_errors_total"
 )
-"""What this run has not: GPUs, a trainer, an archive, a keeper, a coordinator, trained models, and kinds of errors that never were."""
+"""What this run has not: GPUs, trainer, archive, keeper, coordinator, trained models, and errors that never were."""
 
 
 class Scene:
