@@ -40,6 +40,8 @@ def test_a_lost_node_is_made_up_for_and_three_ranks_become_two(
     (tmp_path / "store").mkdir()
     paths = [folder.path for folder in nodes.folders.values()]
     for folder in nodes.folders.values():
+        folder.file()  # the service's thread has seen that the store is empty
+    for folder in nodes.folders.values():
         folder.fill("first")
     ranks(torch_forks, tmp_path, what, 10, paths)
     nodes.tick(5)
@@ -50,6 +52,8 @@ def test_a_lost_node_is_made_up_for_and_three_ranks_become_two(
     nodes.tick(3)  # what the lost node had kept is copied there again
     shutil.rmtree(tmp_path / "store")
     fewer = Nodes(tmp_path, 2, files=True, flush_every_s=10_000.0)  # and the third one's memory is gone
+    for folder in fewer.folders.values():
+        folder.file()
     filled = [folder.fill("third") for folder in fewer.folders.values()]
     assert [one.words for one in filled] == [
         "step 10 is restored from memory of b",
