@@ -147,7 +147,7 @@ class DeviceFaults:
     def _take_device(self, event: EventRecord) -> None:
         table: dict[str, tuple[IncidentKind, Severity, str]] = {
             "link_down": ("nic_down", "sev2", "the link went down"),
-            "fabric_down": ("nvlink_error", "sev2", "it is in trouble in its NVLink fabric"),
+            "fabric_down": ("nvlink_error", "sev1", "it is in trouble in its NVLink fabric"),
             "device_lost": ("gpu_lost", "sev1", "the driver has lost the device"),
             "heartbeat_lost": ("node_lost", "sev1", "no heartbeat any more"),
         }
