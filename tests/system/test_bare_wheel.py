@@ -134,6 +134,8 @@ def test_a_failed_job_is_explained_and_its_status_told(installed: Installed) -> 
     explained = installed.run("explain")
     assert explained.returncode == 0, explained.stderr
     assert "No module named 'dta'" in explained.stdout
+    assert "docs/" not in explained.stdout  # an installation has no such folder
+    assert "## What you do" in installed.run("explain", "--all").stdout
     reported = installed.run("report", "--out", "report.html")
     assert reported.returncode == 0, reported.stderr
 
