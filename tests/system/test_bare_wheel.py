@@ -168,11 +168,12 @@ def test_up_brings_every_service_and_the_page(installed: Installed) -> None:
     with installed.start("up", "--run-dir", "up") as up:
         try:
             assert up.stdout is not None
-            page, until_s = "", time.monotonic() + HERE_S
+            page, said, until_s = "", "", time.monotonic() + HERE_S
             while not page and time.monotonic() < until_s:
                 line = up.stdout.readline()
                 assert line, "up has ended"
-                page = line.partition("page: ")[2].strip()
+                said, page = said + line, line.partition("page: ")[2].strip()
+            assert "a job joins it by its environment: env TRAINWARDEN_JOB=" in said
             browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
             with browser.open(page, timeout=30) as answer:
                 assert b"trainwarden" in answer.read()
