@@ -33,7 +33,9 @@ def explain(
         typer.Argument(metavar="[INCIDENT]", help="Its id or the beginning of it; default the newest incident."),
     ] = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="All evidence, and the detectors that abstain.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All evidence, detectors that abstain, the runbook.")
+    ] = False,
     bus: BusAddress = None,
     job: JobName = None,
     config: ConfigFile = None,
@@ -72,8 +74,10 @@ def shown(found: Explanation, remedies: Sequence[str], *, everything: bool) -> I
     for title, lines, most in sections:
         for number, line in enumerate(lines[: None if everything else most]):
             yield f"  {title + ':' if number == 0 else '':<16}{line}"
-    rest = "" if everything else f" (all of it: trainwarden explain {short_id(found.incident)} --all)"
-    yield f"  {'more:':<16}{found.runbook}{rest}"
+    if everything:
+        yield f"\n{found.runbook}"
+    else:
+        yield f"  {'more:':<16}trainwarden explain {short_id(found.incident)} --all    # all of it, and the runbook"
 
 
 def _explained(bus: Bus, name: str, here: str) -> tuple[IncidentRecord, Explanation]:

@@ -76,7 +76,9 @@ def test_without_an_id_the_newest_incident_in_at_most_twelve_lines(bus, capsys):
     assert "abstains" not in said
     assert "trainwarden explain i1 --all" in said
     assert explain(bus=bus, everything=True) == 0
-    assert "lof abstains: no model" in capsys.readouterr().out
+    everything = capsys.readouterr().out
+    assert "lof abstains: no model" in everything
+    assert "# hang\n\n## What it means" in everything
 
 
 @pytest.fixture
