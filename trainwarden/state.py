@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+from trainwarden.torchrun.files import opened, read_whole
+
+_MOST_BYTES: Final = 64 * 1024 * 1024  # positions of a node with thousands of logs have 1 MB
 
 
 def save_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Replace `path` by `value` as JSON in one step; with `durable` it survives a power cut too."""
     folder_name, name = os.path.split(path)
     part = os.path.join(folder_name, f".{name}.{os.getpid()}.part")  # noqa: PTH118 - five times a second in an agent
-    with open(part, "wb", buffering=0) as file:
+    with suppress(FileNotFoundError):
+        os.unlink(part)  # noqa: PTH108 - whatever lies there
+    with open(opened(part, os.O_EXCL, 0o666), "wb", buffering=0) as file:  # less the umask, as any file of a program
         left = memoryview(msgspec.json.encode(value))
         while left:
             left = left[file.write(left) :]
@@ -29,8 +36,14 @@ def save_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def load_json(path: Path) -> Any | None:
-    """What `save_json` kept; None if there is nothing or it is damaged (then the caller starts afresh)."""
+    """What `save_json` kept; None if there is nothing or it is damaged (then the caller starts afresh).
+
+    Raises
+    ------
+    OSError
+        If what lies there is no such file, or cannot be read.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes())
+        return msgspec.json.decode(read_whole(path, _MOST_BYTES))
     except (FileNotFoundError, msgspec.DecodeError):
         return None
