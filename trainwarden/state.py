@@ -45,5 +45,5 @@ def load_json(path: Path) -> Any | None:
     """
     try:
         return msgspec.json.decode(read_whole(path, _MOST_BYTES))
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, RecursionError):
         return None
