@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from trainwarden.torchrun.files import opened, read_whole
-
-_MOST_BYTES: Final = 64 * 1024 * 1024  # positions of a node with thousands of logs have 1 MB
+from trainwarden.hook.memory import checked
 
 
 def save_json(path: Path, value: Any, *, durable: bool = True) -> None:
@@ -20,7 +19,8 @@ def save_json(path: Path, value: Any, *, durable: bool = True) -> None:
     part = os.path.join(folder_name, f".{name}.{os.getpid()}.part")  # noqa: PTH118 - five times a second in an agent
     with suppress(FileNotFoundError):
         os.unlink(part)  # noqa: PTH108 - whatever lies there
-    with open(opened(part, os.O_EXCL, 0o666), "wb", buffering=0) as file:  # less the umask, as any file of a program
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)  # less umask
+    with open(descriptor, "wb", buffering=0) as file:
         left = memoryview(msgspec.json.encode(value))
         while left:
             left = left[file.write(left) :]
@@ -44,6 +44,8 @@ def load_json(path: Path) -> Any | None:
         If what lies there is no such file, or cannot be read.
     """
     try:
-        return msgspec.json.decode(read_whole(path, _MOST_BYTES))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(checked(descriptor, stat.S_IFREG, (os.fstat(descriptor).st_uid,)), "rb") as file:
+            return msgspec.json.decode(file.read())
     except (FileNotFoundError, msgspec.DecodeError, RecursionError):
         return None
