@@ -55,7 +55,7 @@ def _unwrapped(line: bytes) -> bytes:
     """The line that a container runtime has wrapped as JSON, behind its time."""
     try:
         found = _WRAPPED_LINE.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return line
     return f"{found.time} {found.log}".strip().encode("utf-8", "replace")
 

@@ -102,7 +102,7 @@ class JobHere:
         run.buries, self._leftovers = False, Leftovers(partial(self._own, run))
         job = partial(job_client, settings.job, self._asked, settings.launch)
         self._said = run.stack.log_path(OWN_LOG)
-        with self._said.open("ab") as log:
+        with run.stack.open_log(OWN_LOG) as log:
             self.torchrun = Torchrun(run, words, environ, streams=(log, log), say=say, client=job)
         return self.torchrun
 
