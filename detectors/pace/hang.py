@@ -130,6 +130,8 @@ class HangWatch:
         By kind, how long the longest standstill lasted that was no hang.
     """
 
+    NOT_KEPT = ("_still", "_hung")
+
     def __init__(self, config: HangConfig) -> None:
         self._config = config
         self._still: Stall | None = None

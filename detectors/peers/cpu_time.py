@@ -7,13 +7,13 @@ time has grown beside the others' and it computes longer than they do by the clo
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from trainwarden.detectors.job.common_mode import median_of_others
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.peers.cpu_stream import cpu_records
 from trainwarden.detectors.peers.cpu_wait import ON_CPU
@@ -31,13 +31,11 @@ from trainwarden.detectors.peers.rank_seconds import (
 )
 from trainwarden.detectors.peers.slow_ranks import own_s
 from trainwarden.detectors.protocol import Role, abstain
-from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-_KIND: Final = "cpu_time"
 SPLITS_S: Final = (10.0, 15.0, 20.0, 30.0, 45.0)  # ago: beginnings that are tried
 ERRORS: Final = 6.0  # standard errors that a growth must be above none: ranks, seconds and beginnings are many
 LATE_S: Final = 15.0  # newest seconds by which a named rank is judged again
@@ -48,7 +46,7 @@ MAX_SUSPECTS: Final = 16
 _STARTING: Final = frozenset({"start", "restart", "exit", "ended"})
 
 
-class CpuTime:
+class CpuTime(WholeMemory):
     """Ranks whose CPU time beside the others' has grown, where processors are scarce.
 
     Parameters
@@ -108,20 +106,6 @@ class CpuTime:
             at_step=int(window.steps[-1]) if len(window.steps) else None,
             metrics=(ON_CPU, "iteration_compute_seconds"),
         )  # fmt: skip
-
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain: dict[str, Any] = {"second": self._second, "nodes": self._nodes, "restarts": self._restarts}
-        return pack(_KIND, plain, {"slow": self._slow})
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, arrays = unpack(_KIND, state)
-        slow = arrays.get("slow", np.zeros(0))
-        if slow.ndim != 2 or len(slow) != 5:
-            raise DetectorError(f"state of {_KIND} is damaged")
-        self._second, self._restarts = int(plain["second"]), int(plain["restarts"])
-        self._nodes, self._slow = tuple(plain["nodes"]), slow.astype(np.float64)
 
     # -- internals -------------------------------------------------------------------------------------------
 
