@@ -8,8 +8,11 @@ import msgspec
 import pytest
 
 from tests.unit.detectors.detection_streams import START_S, Job, Run, event, log_lines
-from trainwarden.detectors.facts.output import Output, Writer
+from trainwarden.detectors.facts.output import Output, Raised, Word, Writer
+from trainwarden.detectors.job.object_codec import ObjectCodec
 from trainwarden.detectors.job.window import LogLine
+from trainwarden.detectors.logs.device_lines import Tasks
+from trainwarden.detectors.logs.ends.endings import Ending, EndTable
 from trainwarden.records import IncidentRecord, LogRecord, Record
 
 END_S = START_S + 3.0
@@ -340,10 +343,10 @@ def test_lines_of_two_tables_are_not_mixed() -> None:
     read = Output()
     said = (("a", "Root Cause (first observed failure):"), ("a", "rank   : 3 (local_rank: 3)"),
             ("b", "rank   : 9 (local_rank: 1)"), ("a", "exitcode  : -9 (pid: 70)"))  # fmt: skip
-    again = Output()
+    again, codec = Output(), ObjectCodec(EndTable, Ending, Raised, Tasks, Word, Writer)
     for node, text in said:
         read.read([LogLine(node, "job.log", None, text, 5.0)])
-        again.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(read.state())))
+        codec.load(again, msgspec.msgpack.decode(msgspec.msgpack.encode(codec.dump(read))))
         read = again
     word = read.word(6.0)
     assert word is not None
