@@ -97,9 +97,9 @@ def _named(
         return int(match[2]), of_local.get(int(match[1]))
     if match := _OF_ROW.match(line):
         return int(match[1]), row
-    if (match := _RAY.search(line)) and (writer := writer_of(line)).pid is not None:
-        of_workers.setdefault(writer.pid, {})[writer.node] = int(match[1])
-        return writer.pid, int(match[1])
+    if (match := _RAY.search(line)) and (pid := (writer := writer_of(line)).pid) is not None:
+        of_workers.setdefault(pid, {})[writer.node] = int(match[1])
+        return pid, int(match[1])
     for pattern in _GLOBAL:
         if match := pattern.search(line):
             if "ip" in pattern.groupindex:
