@@ -190,7 +190,7 @@ class LogWindow(WholeMemory):
         node, rank = self._whose(rule, line)
         key = f"{node}/{line.source}"
         device = device_of(line.line) if class_ in {"H", "N"} or rule.id == "kernel.storage" else None
-        if role == "root" and class_ == "A" and self._just_ended(line):
+        if role == "root" and ((class_ == "A" and self._just_ended(line)) or self._of_own_port(rule, line)):
             role = "cascade"
         finding = Finding(
             rule=rule.id, class_=class_, role=role, kind=kind, severity=severity, node=node, source=line.source,
@@ -213,6 +213,14 @@ class LogWindow(WholeMemory):
             return
         self._recent[of_kind] = finding
         self.findings.append(finding)
+
+    def _of_own_port(self, rule: LogRule, line: LogLine) -> bool:
+        """Whether a host complains of a peer while a port of its own has just been lost: one cause."""
+        return rule.id == "nccl.ib_retry_exceeded" and any(
+            one.kind == "nic_down" and one.node == line.node and one.role == "root"
+            and abs(line.time_s - one.last_s) <= self._config.same_finding_s
+            for one in self._recent.values()
+        )  # fmt: skip
 
     def _whose(self, rule: LogRule, line: LogLine) -> tuple[str, int | None]:
         """Node and rank that the line tells of: a scheduler's word counts more than where it was read."""
