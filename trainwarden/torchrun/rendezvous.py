@@ -31,7 +31,7 @@ from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
 from trainwarden.torchrun.exits import Exits
 from trainwarden.torchrun.line import Endpoints
 from trainwarden.torchrun.memory import NotFilled, Overtaken
-from trainwarden.torchrun.surroundings import Surroundings, name_of, node_of
+from trainwarden.torchrun.surroundings import Surroundings, job_of, node_of
 from trainwarden.torchrun.watching import NodeAgent
 
 log = logging.getLogger("trainwarden.torchrun")
@@ -59,7 +59,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
             _import_for_ranks()
             _count_silent_ends()
         self._backend, self._run_id = str(parameters.backend), str(parameters.run_id)
-        job, node = name_of(parameters.run_id, "job"), node_of(os.environ)
+        job, node = job_of(self._run_id), node_of(os.environ)
         self._patience_s = float(parameters.get("join_timeout", JOIN_S))
         place = Place(
             job, node, parameters.min_nodes, parameters.max_nodes, parameters.local_addr,
