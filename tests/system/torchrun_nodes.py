@@ -30,6 +30,15 @@ def until(true: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
+def with_entry_point(path: Path) -> Path:
+    """A folder for PYTHONPATH by which torch finds our plug-in, also where an older trainwarden is installed."""
+    metadata = path / "entry" / "trainwarden_torchrun-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trainwarden-torchrun\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    return metadata.parent
+
+
 class TorchrunNodes:
     """A job of `nodes` nodes, one rank each, and whatever more wait; started by torchrun as people start it."""
 
@@ -41,10 +50,7 @@ class TorchrunNodes:
         self._token = tmp_path / "token"
         self._token.write_text(TOKEN)
         self._token.chmod(0o600)
-        metadata = tmp_path / "entry" / "trainwarden_torchrun-0.dist-info"  # an installation older than the entry point
-        metadata.mkdir(parents=True)
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trainwarden-torchrun\nVersion: 0\n")
-        (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+        self._entry = with_entry_point(tmp_path)
         [self.port] = free_ports(1)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.service = self.serve()
@@ -77,7 +83,7 @@ class TorchrunNodes:
         for node in nodes:
             environ = {
                 **os.environ, "TRAINWARDEN_NODE": node,
-                "PYTHONPATH": f"{self.path / 'entry'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": f"{self._entry}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1",
                 "PET_RDZV_BACKEND": "trainwarden", "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}", "PET_RDZV_ID": "job",
                 "PET_RDZV_CONF": f"token_file={self._token}", "PET_NNODES": f"{self._nodes}:{self._nodes}",
                 "PET_NPROC_PER_NODE": "1", **more,

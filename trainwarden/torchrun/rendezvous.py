@@ -31,7 +31,7 @@ from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
 from trainwarden.torchrun.exits import Exits
 from trainwarden.torchrun.line import Endpoints
 from trainwarden.torchrun.memory import NotFilled, Overtaken
-from trainwarden.torchrun.surroundings import Surroundings, name_of, node_of
+from trainwarden.torchrun.surroundings import Surroundings, job_of, node_of
 from trainwarden.torchrun.watching import NodeAgent
 
 log = logging.getLogger("trainwarden.torchrun")
@@ -59,7 +59,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
             _import_for_ranks()
             _count_silent_ends()
         self._backend, self._run_id = str(parameters.backend), str(parameters.run_id)
-        job, node = name_of(parameters.run_id, "job"), node_of(os.environ)
+        job, node = job_of(self._run_id), node_of(os.environ)
         self._patience_s = float(parameters.get("join_timeout", JOIN_S))
         place = Place(
             job, node, parameters.min_nodes, parameters.max_nodes, parameters.local_addr,
@@ -76,6 +76,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch, self._around.note)
         self._agent.tell_keeper = self._around.tell_keeper
         self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended)
+        _tell_of_starts(self._exits)
         self._store: Any = None
         self._over = threading.Event()
         self._pid = os.getpid()
@@ -249,6 +250,26 @@ def _count_silent_ends() -> None:
         return bool(known(self))
 
     MultiprocessContext._is_done = is_done
+
+
+def _tell_of_starts(exits: Exits) -> None:
+    """Have torchrun tell of the ranks that it has started where its events do not: torch 2.6 has none of a start."""
+    try:
+        from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+        start = LocalElasticAgent._start_workers
+    except (ImportError, AttributeError):
+        log.debug("torch's own way to start ranks is not known", exc_info=True)
+        return
+
+    def started(self: Any, group: Any) -> Any:
+        pids = start(self, group)
+        with suppress(AttributeError, IndexError, KeyError, TypeError):
+            for number, pid in pids.items():
+                exits.started(pid, group.workers[number].global_rank, len(pids))
+        return pids
+
+    LocalElasticAgent._start_workers = started
 
 
 def _endpoints(parameters: RendezvousParameters) -> Endpoints:
