@@ -18,7 +18,7 @@ from trainwarden.actions.launchers.torchrun.client import TorchrunLauncher
 from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
 from trainwarden.protocols import Scope
 
-PATIENCE_S = 200.0
+PATIENCE_S = 400.0
 TOKEN = "a-token-of-twenty-chars"
 ENTRY_POINTS = "[torchrun.handlers]\ntrainwarden = trainwarden.torchrun:handler\n"
 
