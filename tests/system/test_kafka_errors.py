@@ -29,6 +29,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+
+@pytest.fixture(autouse=True)
+def _garbage() -> Iterator[None]:
+    """Those sockets are let go here, where they are expected, and not in the middle of somebody else's test."""
+    yield
+    gc.collect()
+
+
 CALLS = [
     (KafkaProducer, ("send", "flush", "partitions_for", "close")),
     (
