@@ -6,6 +6,7 @@ the way. Whatever becomes of the service, ranks that run go on.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -222,11 +223,16 @@ def _forks() -> bool:
 
 
 def _import_for_ranks() -> None:
-    """Import once what the first optimizer of each rank imports: a second of a core, at each start."""
+    """Import once what the first optimizer of each rank imports: a second of a core, at each start.
+
+    No rank looks through it for garbage: each would copy all its pages for the collector's marks, a third of a start.
+    """
     try:
         import torch._dynamo  # noqa: F401
     except Exception:
         log.debug("torch._dynamo is not imported here", exc_info=True)
+    gc.collect()
+    gc.freeze()
 
 
 def _count_silent_ends() -> None:
