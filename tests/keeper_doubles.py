@@ -133,11 +133,12 @@ class Nodes:
                 copies = keeper.tick()
                 if keeper.node in self.folders:
                     self.folders[keeper.node].tick(copies)
-                    if store:
-                        self.folders[keeper.node].file()  # the service has a thread for it
+                if store:  # the service has a thread for it
+                    self.folders.get(keeper.node, keeper).file()
 
     def stage(self, rank: int, at_most: Id | None = None) -> Staged:
         world = len(self.names)
+        self.keepers[self.names[rank]].file()
         return self.keepers[self.names[rank]].stage(rank, world, TOPOLOGY.format(world), at_most)
 
     def restore(self) -> list[Staged]:
