@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.places import ROOT
+from tests.system.runs import NOTHING_TAUGHT, WARDEN
 from tests.system.torchrun_nodes import TorchrunNodes
 from trainwarden.checkpoints.newest import newest
 
@@ -28,6 +31,33 @@ def run(path: Path, crash_at: int, last: int) -> list[tuple[str, str, str]]:
     finally:
         nodes.close()
     return re.findall(r"attempt (\d+) from (\d+) in (.*)", (path / "a.log").read_text())
+
+
+def launched(path: Path, crash_at: int, last: int) -> tuple[list[tuple[str, str, str]], str]:
+    """The same by `trainwarden launch` on one node, and what it says."""
+    memory = path / "memory"
+    memory.mkdir(exist_ok=True)
+    environ = {**os.environ, **NOTHING_TAUGHT, "TRAINWARDEN_CHECKPOINT_MEMORY": str(memory)}
+    words = ["--nproc", "1", "--mode", "auto", "--job", "j", "--checkpoints", str(path / "store")]
+    script = ["python", SCRIPT, str(crash_at), str(last), "{checkpoints}"]
+    ran = subprocess.run(
+        [*WARDEN, "launch", *words, "--", *script], env=environ, cwd=path, capture_output=True, text=True, timeout=400,
+        check=False,
+    )  # fmt: skip
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
+    return re.findall(r"attempt (\d+) from (\d+) in (.*)", said), said
+
+
+def test_launch_on_one_node_goes_on_from_memory_and_then_from_the_store(tmp_path: Path) -> None:
+    folder = tmp_path / "memory" / "job-j%2Ffiles" / "files"
+    begun, said = launched(tmp_path, crash_at=12, last=20)
+    assert begun == [("0", "0", str(folder)), ("1", "10", str(folder))], said
+    found = newest(tmp_path / "store")
+    assert found is not None
+    assert found.step == 20
+    shutil.rmtree(tmp_path / "memory")
+    assert launched(tmp_path, crash_at=0, last=25)[0] == [("0", "20", str(folder))]
 
 
 def test_a_script_that_is_not_changed_goes_on_from_memory_and_then_from_the_store(tmp_path: Path) -> None:
