@@ -32,6 +32,7 @@ from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
 from trainwarden.torchrun.exits import Exits
 from trainwarden.torchrun.line import Endpoints
 from trainwarden.torchrun.memory import NotFilled, Overtaken
+from trainwarden.torchrun.saving import SIGNAL, Saving
 from trainwarden.torchrun.surroundings import Surroundings, job_of, node_of
 from trainwarden.torchrun.watching import NodeAgent
 
@@ -78,6 +79,8 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._agent.tell_keeper = self._around.tell_keeper
         self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended)
         _tell_of_starts(self._exits)
+        self._saving = Saving(os.environ.get(SIGNAL, ""), self._exits.running)
+        self._agent.save = self._saving.ask
         self._store: Any = None
         self._over = threading.Event()
         self._pid = os.getpid()
@@ -192,7 +195,10 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     def _look_for_first_steps(self) -> None:
         """See when all ranks of this node have finished a step, and whether one has started over."""
         seen, since_s = 0, time.monotonic()
+        saves = False
         while not self._over.wait(LOOK_S):
+            if saves != (saves := self._saving.possible()):
+                self._agent.update(saves=saves)
             found = self._exits.all_started()
             if found is None or found[0] == seen:
                 since_s = time.monotonic() if found is None else since_s
