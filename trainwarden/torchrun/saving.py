@@ -1,6 +1,7 @@
 """Has ranks save a checkpoint now, by the signal that their script does so at. No torch here.
 
-A signal that a rank does not catch would end it: none is sent unless the kernel says that all ranks here catch it.
+A signal that a rank does not catch would end it, and one that it blocks would be lost on it: none is sent unless the
+kernel says that all ranks here catch it and block it not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 SIGNAL: Final = "TRAINWARDEN_CHECKPOINT_SIGNAL"
-_CAUGHT: Final = re.compile(r"^SigCgt:\s*([0-9a-f]{1,32})$", re.MULTILINE)
+_MASKS: Final = re.compile(r"^SigBlk:\s*([0-9a-f]{1,32})$.*?^SigCgt:\s*([0-9a-f]{1,32})$", re.MULTILINE | re.DOTALL)
 _MOST_BYTES: Final = 65_536
 
 
@@ -47,10 +48,11 @@ class Saving:
         assert self._number is not None
         try:
             with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-                found = _CAUGHT.search(file.read(_MOST_BYTES))
+                found = _MASKS.search(file.read(_MOST_BYTES))
         except OSError:
             return False
-        return found is not None and bool(int(found[1], 16) >> (self._number - 1) & 1)
+        blocked, caught = (int(mask, 16) for mask in found.groups()) if found is not None else (0, 0)
+        return bool((caught & ~blocked) >> (self._number - 1) & 1)
 
 
 def number_of(name: str) -> int | None:

@@ -150,7 +150,7 @@ LONG = ("mpirun detected that one or more processes exited with non-zero status,
          2, "rank 2 exited with code 1"),
         (("Global rank 3 (PID 73) exited with code -9", "Global rank 0 (PID 70) exited with code -15"), 3, "SIGKILL"),
         (("mpirun noticed that process rank 2 with PID 72 on node gb exited on signal 9 (Killed).",), 2, "SIGKILL"),
-        (LONG, 2, "rank 2 failed"),
+        (LONG, 2, "rank 2 exited with code 1"),
         (("Primary job  terminated normally, but 1 process returned", "a non-zero exit code.", *LONG), 2, "rank 2"),
         (("[2026-11-04 08:05:05,101] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 7001",
           "[2026-11-04 08:05:06,101] [ERROR] [launch.py:325:sigkill_handler] ['python', '--local_rank=2'] exits with "

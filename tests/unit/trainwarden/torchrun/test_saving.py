@@ -11,7 +11,9 @@ import pytest
 
 from trainwarden.torchrun.saving import Saving
 
-SAVES = "import signal, time; signal.signal(10, lambda *_: print('saved', flush=True)); print('up', flush=True); "
+CATCHES = "import signal, time; signal.signal(10, lambda *_: print('saved', flush=True)); "
+SAVES = CATCHES + "signal.pthread_sigmask(signal.SIG_UNBLOCK, [10]); print('up', flush=True); "
+BLOCKS = CATCHES + "signal.pthread_sigmask(signal.SIG_BLOCK, [10]); print('up', flush=True); "
 DEAF = "import time; print('up', flush=True); "
 WAITS = "[time.sleep(0.05) for _ in range(2000)]"
 Started = dict[str, "subprocess.Popen[bytes]"]
@@ -20,7 +22,7 @@ Started = dict[str, "subprocess.Popen[bytes]"]
 @pytest.fixture
 def ranks() -> Iterator[Started]:
     started = {}
-    for name, program in (("saves", SAVES), ("deaf", DEAF)):
+    for name, program in (("saves", SAVES), ("deaf", DEAF), ("blocks", BLOCKS)):
         started[name] = subprocess.Popen([sys.executable, "-c", program + WAITS], stdout=subprocess.PIPE)
         assert started[name].stdout.readline() == b"up\n"
     yield started
@@ -37,12 +39,13 @@ def test_ranks_that_catch_the_signal_save(ranks: Started) -> None:
     assert ranks["saves"].stdout.readline() == b"saved\n"
 
 
-def test_nothing_is_sent_where_one_rank_would_die_of_it(ranks: Started) -> None:
-    saving = Saving("USR1", lambda: [one.pid for one in ranks.values()])
+@pytest.mark.parametrize("other", ["deaf", "blocks"])
+def test_nothing_is_sent_where_one_rank_would_die_of_it_or_not_hear_it(ranks: Started, other: str) -> None:
+    saving = Saving("USR1", lambda: [ranks["saves"].pid, ranks[other].pid])
     assert not saving.possible()
     saving.ask()
     time.sleep(0.3)
-    assert [one.poll() for one in ranks.values()] == [None, None]
+    assert [one.poll() for one in ranks.values()] == [None, None, None]
 
 
 @pytest.mark.parametrize("name", ["", "KILL", "RTMAX+900", "DFL"])
