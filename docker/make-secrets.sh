@@ -16,6 +16,7 @@ keep() { # NAME, content on standard input
 digest() { printf %s "$1" | sha256sum | cut -d ' ' -f 1; }
 
 [ -e "$folder/grafana_password" ] || secret | keep grafana_password
+[ -e "$folder/rendezvous_token" ] || secret | keep rendezvous_token
 [ -e "$folder/alertmanager_token" ] || secret | keep alertmanager_token
 if [ ! -e "$folder/tokens" ]; then
     # Tokens are kept as digests: whoever reads the file learns none.

@@ -58,7 +58,17 @@ class DirectPeer:
 
     def put(self, descriptor: int, header: Header) -> None:
         os.lseek(descriptor, 0, os.SEEK_SET)
-        self._keeper.receive(self._asking, lambda buffer: os.readv(descriptor, [buffer]))
+        left = self._nodes.dies_after
+
+        def read(buffer: memoryview) -> int:
+            nonlocal left
+            if left is None:
+                return os.readv(descriptor, [buffer])
+            got = os.readv(descriptor, [buffer[:left]]) if left else 0
+            left -= got
+            return got
+
+        self._keeper.receive(self._asking, read)
 
     def choose(self, key: str) -> Choice:
         folder = self._nodes.folders[self._keeper.node]
@@ -79,6 +89,8 @@ class Nodes:
         self.names = "abcdefgh"[:count]
         self.clock = ManualClock()
         self.away: set[str] = set()
+        self.dies_after: int | None = None
+        """A keeper that copies to its neighbour gets so many bytes there."""
         self.keepers: dict[str, Keeper] = {}
         self.folders: dict[str, Folder] = {}
         self.store = None if files else Store(folder / "store", "j")
@@ -133,11 +145,12 @@ class Nodes:
                 copies = keeper.tick()
                 if keeper.node in self.folders:
                     self.folders[keeper.node].tick(copies)
-                    if store:
-                        self.folders[keeper.node].file()  # the service has a thread for it
+                if store:  # the service has a thread for it
+                    self.folders.get(keeper.node, keeper).file()
 
     def stage(self, rank: int, at_most: Id | None = None) -> Staged:
         world = len(self.names)
+        self.keepers[self.names[rank]].file()
         return self.keepers[self.names[rank]].stage(rank, world, TOPOLOGY.format(world), at_most)
 
     def restore(self) -> list[Staged]:

@@ -5,7 +5,7 @@ torchrun once more. Here they are taken once, and each process is a fork of its 
 by the command ``TorchForks.command`` in torchrun's place.
 
 The hook comes in as always, by the call that ends torch's import, which every fork makes for itself. What torchrun
-does beyond this (its own store, its table of failures) is for the tests that start it.
+does beyond this (its own store, its table of failures) is for the tests that start it, by itself or as a fork.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import runpy
 import select
 import selectors
 import signal
@@ -31,10 +32,11 @@ from tests.places import ROOT
 CLIENT = ROOT / "tests" / "torch_client.py"
 STOP_S = 30  # torchrun's own patience with ranks that do not end when asked
 PATIENCE_S = 120.0
+IMPORTED_S = 600.0  # for the first fork: seconds of a processor, of which a busy machine gives a hundredth
 
 
 class Forked:
-    """One process, in a session of its own; `poll` and `wait` are as `subprocess` has them."""
+    """One process, in a session of its own, with what `subprocess` has for its own."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -43,6 +45,14 @@ class Forked:
 
     def poll(self) -> int | None:
         return self._code
+
+    def send_signal(self, number: int) -> None:
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):  # its end is not told yet
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         if not self._ended.wait(timeout_s):
@@ -85,6 +95,8 @@ class TorchForks:
     ) -> Forked:
         """Run a script with its arguments in `folder`; what it writes is added to `log`, its errors there or to `err`.
 
+        Or ``-m``, a module and its arguments, such as torchrun itself.
+
         With `ranks`, the launcher's process that this module is as a command.
         """
         order = {"words": list(words), "environ": dict(environ), "folder": str(folder), "ranks": ranks}
@@ -94,7 +106,7 @@ class TorchForks:
             known = len(self._started)
             self._server.stdin.write(json.dumps(order).encode() + b"\n")
             self._server.stdin.flush()
-            assert self._news.wait_for(lambda: len(self._started) > known, PATIENCE_S), self._server.poll()
+            assert self._news.wait_for(lambda: len(self._started) > known, IMPORTED_S), self._server.poll()
             return self._started[-1]
 
     def command(self, ranks: int, *words: str) -> list[str]:
@@ -178,7 +190,8 @@ def _fork(words: Sequence[str], environ: Mapping[str, str]) -> int:
         sys.argv = list(words)
         paths = [one for one in environ.get("PYTHONPATH", "").split(os.pathsep) if one]
         rest = [one for one in sys.path[1:] if one not in paths]
-        sys.path[:] = [str(Path(words[0]).absolute().parent), *paths, *rest]
+        place = "" if words[0] == "-m" else str(Path(words[0]).absolute().parent)
+        sys.path[:] = [place, *paths, *rest]
     return pid
 
 
@@ -188,6 +201,10 @@ def _run(script: str) -> None:
 
     if torch._is_device_backend_autoload_enabled():
         torch._import_device_backends()
+    if script == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return
     main = types.ModuleType("__main__")
     vars(main).update(__file__=script, __builtins__=__builtins__)
     sys.modules["__main__"] = main

@@ -55,7 +55,7 @@ def _unwrapped(line: bytes) -> bytes:
     """The line that a container runtime has wrapped as JSON, behind its time."""
     try:
         found = _WRAPPED_LINE.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return line
     return f"{found.time} {found.log}".strip().encode("utf-8", "replace")
 
@@ -99,7 +99,7 @@ PREFIXES: Final = (
     ),
     LinePrefix(
         r"\([A-Za-z_][A-Za-z0-9_.]{0,80}(?:\(rank=(?P<rank>[0-9]{1,6})\))?,? pid=(?P<pid>[0-9]{1,10})"
-        r"(?:, ip=[0-9A-Fa-f:.]{2,45})?\) ?",
+        r"(?:, ip=(?P<node>[0-9A-Fa-f:.]{2,45}))?\) ?",
         "(RayTrainWorker pid=7002, ip=10.0.0.7) KeyError: 'x'",
         "Ray",
     ),
@@ -165,8 +165,8 @@ def writer_of(text: str, label: re.Pattern[str] | None = None) -> Writer:
     --------
     >>> writer_of("[rank3]: Traceback").rank, writer_of("[1,2]<stderr>:KeyError: 'x'").rest
     (3, "KeyError: 'x'")
-    >>> writer_of("(RayTrainWorker pid=70, ip=10.0.0.7) x").pid, writer_of("[pod/w-1/main] x").node
-    (70, 'w-1')
+    >>> writer_of("(RayTrainWorker pid=70, ip=10.0.0.7) x").node, writer_of("[pod/w-1/main] x").node
+    ('10.0.0.7', 'w-1')
     >>> writer_of("[info] x")
     Writer(rest='[info] x', rank=None, local=None, node=None, pid=None)
     """

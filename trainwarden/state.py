@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from trainwarden.hook.memory import checked
 
 
 def save_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Replace `path` by `value` as JSON in one step; with `durable` it survives a power cut too."""
     folder_name, name = os.path.split(path)
     part = os.path.join(folder_name, f".{name}.{os.getpid()}.part")  # noqa: PTH118 - five times a second in an agent
-    with open(part, "wb", buffering=0) as file:
+    with suppress(FileNotFoundError):
+        os.unlink(part)  # noqa: PTH108 - whatever lies there
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)  # less umask
+    with open(descriptor, "wb", buffering=0) as file:
         left = memoryview(msgspec.json.encode(value))
         while left:
             left = left[file.write(left) :]
@@ -29,8 +36,16 @@ def save_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def load_json(path: Path) -> Any | None:
-    """What `save_json` kept; None if there is nothing or it is damaged (then the caller starts afresh)."""
+    """What `save_json` kept; None if there is nothing or it is damaged (then the caller starts afresh).
+
+    Raises
+    ------
+    OSError
+        If what lies there is no such file, or cannot be read.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes())
-    except (FileNotFoundError, msgspec.DecodeError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(checked(descriptor, stat.S_IFREG, (os.fstat(descriptor).st_uid,)), "rb") as file:
+            return msgspec.json.decode(file.read())
+    except (FileNotFoundError, msgspec.DecodeError, RecursionError):
         return None

@@ -18,6 +18,8 @@ STALE: Final = "stale"
 """In the plan of a failed action: its launcher refused it, as the job had changed since; it may be planned anew."""
 BY_LAUNCHER: Final = "by_launcher"
 """In the plan of a restart: its launcher had started all ranks again by itself before it heard of it."""
+RETRIED: Final = "retried_s"
+"""In the plan of an action that leaves what failed to be repeated in place: for how many seconds."""
 FAILURES: Final = "failures"
 """In the plan of such a restart: how many attempts a failed rank had ended by then, by the launcher's count."""
 

@@ -5,26 +5,23 @@ Whoever asks for the newest checkpoint there gets what the last look has found. 
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
+import shutil
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from trainwarden.actions.keeper.filed import Filed
-from trainwarden.actions.keeper.keeper import PEERS_S, Keeper
+from trainwarden.actions.keeper.keeper import Keeper
 from trainwarden.actions.keeper.parts import Entry
+from trainwarden.actions.keeper.silence import Sending, unless_still, wait_s
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id
 from trainwarden.checkpoint.slots import Busy, Slot
 from trainwarden.checkpoints.newest import Checkpoint
 from trainwarden.clock import Clock
 
 log = logging.getLogger("trainwarden.keeper")
-_FRESH_S: Final = 5.0  # a healthy store is looked at every second
-_OLD_S: Final = 10.0  # so long the ranks wait for another look
-_STILL_S: Final = 60.0  # without a byte: what is synced to a slow store takes some tens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +56,12 @@ class Filing:
         self.unfit: tuple[Id, Entry] | None = None
         self.flush_every_s, self._flushed_at_s = flush_every_s, -flush_every_s
         self._keeper, self._clock, self._said = keeper, clock, ""
-        self._sending: _Sending | None = None
-        self._guard = threading.Lock()
+        self._sending: Sending | None = None
+        self._guard, self._copies = threading.Lock(), 0
 
     def wait_s(self) -> float:
         """How long to wait for the next look, before one goes on by the last."""
-        if self.known is None:
-            return PEERS_S
-        return 0.0 if self._clock.monotonic_s() - self.known.looked_at_s <= _FRESH_S else _OLD_S
+        return wait_s(None if self.known is None else self.known.looked_at_s, self._clock.monotonic_s())
 
     def round(self, folder: Path) -> None:
         """Look at the store, and write what is due there."""
@@ -90,8 +85,46 @@ class Filing:
     def give_way(self) -> None:
         """Let go of the slot from which nothing has been read for long, as the store hangs: others need it."""
         with self._guard:
-            if self._sending is not None and self._clock.monotonic_s() - self._sending.read_at_s >= _STILL_S:
+            if self._sending is not None and self._sending.is_still:
                 self._sending.let_go()
+
+    def kept(self) -> Checkpoint | None:
+        """The newest checkpoint in the store now.
+
+        Raises
+        ------
+        CheckpointError
+            If the store hangs.
+        """
+        return unless_still(self._kept)
+
+    def _kept(self) -> Checkpoint | None:
+        with self.lock:
+            return self.store.newest()
+
+    def copied(self, step: int, folder: Path, filling: str) -> tuple[Path, Entry] | None:
+        """Copy the store's newest checkpoint beside `folder`'s files, if it is of `step`.
+
+        Raises
+        ------
+        CheckpointError
+            If the store hangs. What it gives after all then lies under a name that nobody uses any more.
+        """
+        for left in folder.glob(f"{filling}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        self._copies += 1
+        into = folder / f"{filling}-{self._copies}"
+
+        def copy() -> Entry | None:
+            with self.lock:
+                kept = self.store.newest()
+                if kept is None or kept.step != step:
+                    return None
+                self.store.copied(into)
+                return Entry(kept.path.name, kept.mark)
+
+        entry = unless_still(copy, lambda: _bytes_below(into))
+        return None if entry is None else (into, entry)
 
     def _look(self) -> None:
         now_s, kept, before = self._clock.monotonic_s(), self.store.newest(), self.known
@@ -118,7 +151,7 @@ class Filing:
 
     def _put(self, slot: Slot, header: Header) -> bool:
         with self._keeper.slots.reading(slot) as descriptor:
-            sending = self._sending = _Sending(descriptor, self._clock)
+            sending = self._sending = Sending(descriptor, self._clock)
             try:
                 return self.store.put(sending.read, header)
             finally:
@@ -126,20 +159,9 @@ class Filing:
                     self._sending = None
 
 
-class _Sending:
-    """A slot that is read for the store, until it is let go of."""
-
-    def __init__(self, descriptor: int, clock: Clock) -> None:
-        self._descriptor, self._clock, self._is_gone = descriptor, clock, False
-        self.read_at_s = clock.monotonic_s()
-
-    def read(self, buffer: memoryview) -> int:
-        self.read_at_s = self._clock.monotonic_s()
-        count = os.readv(self._descriptor, [buffer])
-        if self._is_gone:  # asked after reading: what was read before is whole
-            raise CheckpointError("it took no byte for so long that a newer checkpoint has got the slot")
-        return count
-
-    def let_go(self) -> None:
-        self._is_gone = True
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for one in folder.rglob("*"):
+        with suppress(OSError):  # it is being copied, or goes
+            total += one.lstat().st_size
+    return total

@@ -19,8 +19,9 @@ from typing import Any, Final
 
 from trainwarden.actions.keeper.copies import Choice, Copies, Copy, Tier
 from trainwarden.actions.keeper.filing import Filing
-from trainwarden.actions.keeper.keeper import PEERS_S, Keeper, place_of
+from trainwarden.actions.keeper.keeper import Keeper, place_of
 from trainwarden.actions.keeper.parts import Entry, lie_in, names_of, pack, unpack
+from trainwarden.actions.keeper.silence import PEERS_S
 from trainwarden.actions.keeper.transfer import reading
 from trainwarden.checkpoint.shard import CheckpointError, Facts, Header, Id
 from trainwarden.checkpoint.slots import SLOTS, Busy, TooSmall
@@ -79,17 +80,20 @@ class Folder:
     def tick(self, copies: Copies) -> bool:
         """One round of work, after the keeper's; whether that has something to send now."""
         packed = False
-        with self._lock:
-            try:
-                packed = self._pack(copies)
-                safe = self._newest(copies, self.keeper.safe_tier)
-                if safe is not None:
-                    self._note(*safe)
-                    self._trim(safe[0].step, safe[1])
-                if self._filing is not None:
-                    self._filing.safe = None if safe is None else safe[0]
-            except (CheckpointError, OSError) as error:
-                self._say(f"a checkpoint is not kept: {error}")
+        if not self._lock.acquire(blocking=False):
+            return packed  # ranks are about to start: nothing new lies here
+        try:
+            packed = self._pack(copies)
+            safe = self._newest(copies, self.keeper.safe_tier)
+            if safe is not None:
+                self._note(*safe)
+                self._trim(safe[0].step, safe[1])
+            if self._filing is not None:
+                self._filing.safe = None if safe is None else safe[0]
+        except (CheckpointError, OSError) as error:
+            self._say(f"a checkpoint is not kept: {error}")
+        finally:
+            self._lock.release()
         return packed
 
     def file(self) -> None:
@@ -255,11 +259,8 @@ class Folder:
     def _fill(self, choice: Choice) -> Filled:
         if self._filing is not None:
             self._filing.give_way()
-            if choice.direct:
-                with self._filing.lock:
-                    kept = self._filing.store.newest()
-                if kept is not None:
-                    return Filled(kept.path.parent, kept.path, kept.step, choice.direct)
+            if choice.direct and (kept := self._filing.kept()) is not None:
+                return Filled(kept.path.parent, kept.path, kept.step, choice.direct)
         here = newest(self.path)
         if self._world == 1 and here is not None and here.step >= (choice.step or 0):
             name, words = here.path.name, f"step {here.step} lies in memory"
@@ -277,13 +278,10 @@ class Folder:
 
     def _copy_stored(self, step: int) -> str:
         """The store's newest checkpoint into the folder, if it is of `step`; returns its name."""
-        if self._filing is not None:
-            with self._filing.lock:
-                kept = self._filing.store.newest()
-                if kept is not None and kept.step == step:
-                    copied = self._filing.store.copied(self.path / _FILLING)
-                    self._swap(copied, Entry(kept.path.name, kept.mark))
-                    return kept.path.name
+        copied = None if self._filing is None else self._filing.copied(step, self.path, _FILLING)
+        if copied is not None:
+            self._swap(*copied)
+            return copied[1].name
         raise CheckpointError(f"step {step} is not in the store any more")
 
     def _too_small(self, size: int) -> str:

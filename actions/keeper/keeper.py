@@ -10,11 +10,12 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from trainwarden.actions.keeper.copies import Choice, Copies, Copy, Tier, copy_of
+from trainwarden.actions.keeper.silence import PEERS_S, Sending, StoreStill, unless_still, wait_s
 from trainwarden.actions.keeper.store import Store
 from trainwarden.actions.keeper.transfer import ReadInto, reading, receive
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id, Unsealed, read_header, verify
@@ -22,7 +23,6 @@ from trainwarden.checkpoint.slots import SLOTS, Busy, Slot, Slots
 from trainwarden.clock import Clock
 
 log = logging.getLogger("trainwarden.keeper")
-PEERS_S: Final = 60.0  # a keeper is up after a few seconds, on a busy node after some tens
 MOST_KEPT_RANKS: Final = 64  # of the previous node; no node has more devices
 
 
@@ -96,7 +96,12 @@ class Keeper:
         self._flushed_at_s: float | None = None
         self._pruned_at: Id | None = None
         self._lock = threading.Lock()
-        """Held while an own slot is sent, flushed or fetched: a restore must not find it in use."""
+        """Held while an own slot is sent or fetched, or taken to flush it: a restore must not find it in use."""
+        self._guard = threading.Lock()
+        self._sending: Sending | None = None  # to the store; changed under the guard
+        self._stored: list[Copy] = []  # what the last look at the store has found
+        self._looked_at_s: float | None = None
+        self._safe: Id | None = None
         self.join(ring, peers)
 
     def join(self, ring: Sequence[str], peers: Mapping[str, Peer]) -> None:
@@ -127,10 +132,9 @@ class Keeper:
                 if any(copy.node != node or copy.tier == "store" for copy in copies):
                     raise CheckpointError("it lists what is not its own")
                 found += copies
-        if self._store is not None:
-            with self._watched("store"):
-                found += self._store.copies()
-        return Copies(found)
+        if self._store is not None and self._looked_at_s is not None and self._old_s:
+            self._say_away("store", "it stands still, or takes long to write")
+        return Copies(found + self._stored)
 
     def tick(self) -> Copies:
         """One round of work; returns the copies that were there at its beginning."""
@@ -139,11 +143,33 @@ class Keeper:
         if newest is not None and newest != self.slots.newest_complete():
             self.slots.set_newest_complete(newest)
             self._retire(newest)
+        self._safe = newest
+        self._give_way(at_once=False)
         self._replicate(copies, newest)
-        if self._store is not None:
-            with self._watched("flush to the store"):
-                self._flush(self._store, newest, copies.newest("store"))
         return copies
+
+    def file(self) -> None:
+        """One round of the store, where there is one; it hangs as long as that does, and `tick` goes on meanwhile."""
+        if (store := self._store) is None:
+            return
+        with self._watched("store"):
+            self._look(store)
+            self._flush(store, self._safe, Copies(self._stored).newest("store"))
+            self._look(store)
+
+    def _look(self, store: Store) -> None:
+        self._stored, self._looked_at_s = store.copies(), self._clock.monotonic_s()
+
+    @property
+    def _old_s(self) -> float:
+        """How long to wait for another look at the store, if there is one."""
+        return 0.0 if self._store is None else wait_s(self._looked_at_s, self._clock.monotonic_s())
+
+    def _give_way(self, *, at_once: bool) -> None:
+        """Free the slot that the store is sent; where not `at_once`, only if it has taken nothing for long."""
+        with self._guard:
+            if self._sending is not None and (at_once or self._sending.is_still):
+                self._sending.let_go()
 
     @property
     def safe_tier(self) -> Tier:
@@ -192,10 +218,10 @@ class Keeper:
     def stage(self, rank: int, world: int, topology: str, at_most: Id | None) -> Staged:
         """Put the newest usable shard of `rank` into one of its slots.
 
-        Keepers often start together with the ranks. While a peer does not answer and may hold something newer, wait:
-        only a rank whose own newest shard is restored is sure that there is none.
+        Keepers often start together with the ranks. While a peer or the store does not answer and may hold something
+        newer, wait: only a rank whose own newest shard is restored is sure that there is none.
         """
-        deadline_s = self._clock.monotonic_s() + PEERS_S
+        since_s = self._clock.monotonic_s()
         own = [copy.id for copy in self.inventory() if (copy.tier, copy.rank) == ("memory", rank)]
         fetched: dict[str, str] = {}
         newest = max((id_ for id_ in own if at_most is None or id_ <= at_most), default=None)
@@ -203,7 +229,8 @@ class Keeper:
             copies = self.survey()
             staged = self._stage(copies, rank, (world, topology), at_most, fetched)
             is_sure = staged.id is not None and staged.id == newest
-            if is_sure or not self.away.keys() & self._peers.keys() or self._clock.monotonic_s() >= deadline_s:
+            until_s = since_s + (PEERS_S if self.away.keys() & self._peers.keys() else self._old_s)
+            if is_sure or self._clock.monotonic_s() >= until_s:
                 return staged
             self._clock.sleep(0.5)
 
@@ -238,6 +265,7 @@ class Keeper:
     ) -> Staged:
         """One try; `fetched` holds from where shards came in the tries before."""
         words: list[str] = [f"{node} does not answer ({why})" for node, why in self.away.items()]
+        words += ["the store does not answer"] * bool(self._old_s and "store" not in self.away)
         attempt = max((id_.attempt for id_ in copies.by_id), default=None)
         other = ""
         for id_ in copies.newest_first():
@@ -267,6 +295,7 @@ class Keeper:
             if (copy.node, copy.tier) == (self.node, "memory"):
                 slot = next(slot for slot, header in self.own() if header.digest == copy.digest)
                 return (slot, "") if (why := self._corrupt(slot)) is None else (None, why)
+            self._give_way(at_once=True)  # the store is sent it once more
             with self.opened(copy) as read:
                 slot, _ = receive(read, self.slots, "own", lambda header: _same(header, copy))
             log.info("shard fetched", extra={"fields": {"rank": copy.rank, "step": copy.step, "from": copy.tier}})
@@ -281,15 +310,28 @@ class Keeper:
             with self.peer(copy.node).get(copy) as read:
                 yield read
         elif copy.tier == "store":
-            assert self._store is not None
-            descriptor = self._store.open(copy)
-            try:
-                yield reading(descriptor)
-            finally:
-                os.close(descriptor)
+            with self._opened_there(copy) as read:
+                yield read
         else:
             with self.offer(copy.digest) as (descriptor, _):
                 yield reading(descriptor)
+
+    @contextmanager
+    def _opened_there(self, copy: Copy) -> Iterator[ReadInto]:
+        """Read a shard from the store; once that hangs it counts as empty until it answers."""
+        store = self._store
+        if store is None or self._looked_at_s is None:
+            raise CheckpointError("the store does not answer")
+        try:
+            descriptor = unless_still(lambda: store.open(copy))
+            try:
+                yield lambda buffer: unless_still(lambda: os.readv(descriptor, [buffer]))
+            finally:
+                os.close(descriptor)
+        except StoreStill as error:
+            self._stored, self._looked_at_s = [], None
+            self._say_away("store", str(error))
+            raise
 
     def _replicate(self, copies: Copies, newest: Id | None) -> None:
         """Send the next node what it lacks: first what other nodes have begun, then the newest.
@@ -307,8 +349,13 @@ class Keeper:
         begun = {id_ for id_, listed in copies.by_id.items() if any(copy.tier == "neighbour" for copy in listed)}
         for slot, header in sorted(self.own(), key=lambda one: one[1].facts.id in begun, reverse=True):
             if header.digest not in there and (newest is None or header.facts.id >= newest):
-                with self._watched(f"copy to {self._next}"), self._lock:
-                    self._send(slot, header)
+                if not self._lock.acquire(blocking=False):
+                    return  # a rank restores
+                try:
+                    with self._watched(f"copy to {self._next}"):
+                        self._send(slot, header)
+                finally:
+                    self._lock.release()
 
     def _send(self, slot: Slot, header: Header) -> None:
         assert self._next is not None
@@ -340,8 +387,7 @@ class Keeper:
         for slot, header in own:
             if header.facts.id == wanted and not store.has(header):
                 try:
-                    with self._lock, self.slots.reading(slot) as descriptor:
-                        store.put(descriptor, header)
+                    self._put(store, slot, header)
                 except Busy:
                     return
                 except CheckpointError:
@@ -350,6 +396,17 @@ class Keeper:
                 self.totals.flushed += 1
                 self._flushed_at_s = now_s
         store.seal(wanted, next(header.facts.world for _, header in own if header.facts.id == wanted))
+
+    def _put(self, store: Store, slot: Slot, header: Header) -> None:
+        with ExitStack() as stack:
+            with self._lock:
+                descriptor = stack.enter_context(self.slots.reading(slot))
+                sending = self._sending = Sending(descriptor, self._clock)
+            try:
+                store.put(descriptor, header, sending.check)
+            finally:
+                with self._guard:
+                    self._sending = None
 
     def own(self) -> list[tuple[Slot, Header]]:
         """The sealed shards of this node's own ranks, newest first."""
@@ -389,11 +446,14 @@ class Keeper:
         except (OSError, CheckpointError) as error:
             if peer is not None and self._peers.get(node) is not peer:
                 return  # of the ring before
-            if self.away.get(node) != str(error):
-                log.warning("no answer", extra={"fields": {"from": node, "why": str(error)}})
-            self.away[node] = str(error)
+            self._say_away(node, str(error))
         else:
             self.away.pop(node, None)
+
+    def _say_away(self, node: str, why: str) -> None:
+        if self.away.get(node) != why:
+            log.warning("no answer", extra={"fields": {"from": node, "why": why}})
+        self.away[node] = why
 
 
 def _same(header: Header, copy: Copy) -> None:

@@ -21,7 +21,8 @@ import msgspec
 
 from trainwarden.actions.keeper.copies import Choice, Copy
 from trainwarden.actions.keeper.folder import Folder
-from trainwarden.actions.keeper.keeper import PEERS_S, Keeper
+from trainwarden.actions.keeper.keeper import Keeper
+from trainwarden.actions.keeper.silence import PEERS_S
 from trainwarden.actions.keeper.transfer import ReadInto, send
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id
 from trainwarden.checkpoint.slots import SOCKET

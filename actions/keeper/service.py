@@ -13,8 +13,9 @@ from typing import Any, Final, TypeVar
 from trainwarden.actions.keeper.copies import TIERS, Copies
 from trainwarden.actions.keeper.folder import Folder
 from trainwarden.actions.keeper.joining import Joined, Joining
-from trainwarden.actions.keeper.keeper import PEERS_S, Keeper
+from trainwarden.actions.keeper.keeper import Keeper
 from trainwarden.actions.keeper.line import Listener, TlsPeer
+from trainwarden.actions.keeper.silence import PEERS_S
 from trainwarden.actions.keeper.store import Store
 from trainwarden.checkpoint.shard import CheckpointError, Id
 from trainwarden.checkpoint.slots import Busy, Slots, folder_job, job_folder, locked
@@ -103,8 +104,7 @@ class KeeperService:
                 listener.serve_nodes(self._address, self._tls)
         except OSError as error:
             raise ConfigError(f"--ring: {self._address} cannot be listened on ({error.strerror or error})") from error
-        if self.folder is not None:
-            threading.Thread(target=self._file, args=(self.folder,), name="keeper-store", daemon=True).start()
+        threading.Thread(target=self._file, name="keeper-store", daemon=True).start()
         try:
             while not stop():
                 began = self._clock.monotonic_s()
@@ -123,11 +123,12 @@ class KeeperService:
         """Until the first ring is known nothing is done here."""
         return self._joining is None or self._round > 0
 
-    def _file(self, folder: Folder) -> None:
+    def _file(self) -> None:
         """Look after the store, which may hang: nothing else does."""
+        file = self.keeper.file if self.folder is None else self.folder.file
         while not self._closes.is_set():
             if self._has_ring:
-                self._tried(folder.file, "the round of the store")
+                self._tried(file, "the round of the store")
             self._closes.wait(ROUND_S if self._has_ring else _LOOK_S)
 
     def _join(self, joining: Joining, listener: Listener) -> None:

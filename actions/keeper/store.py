@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -38,8 +38,8 @@ class Store:
         self._durable: dict[Id, list[Copy]] = {}
         self.path = folder / f"job-{quote(job, safe='')[:200]}"
 
-    def put(self, descriptor: int, header: Header) -> None:
-        """Write one shard; it is there whole or not at all.
+    def put(self, descriptor: int, header: Header, check: Callable[[], None] = lambda: None) -> None:
+        """Write one shard; it is there whole or not at all. `check` is called for each piece and may raise.
 
         Raises
         ------
@@ -51,7 +51,13 @@ class Store:
         folder = self.path / str(header.facts.id)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _replacing(folder / _shard(header.facts.rank)) as file:
-            send(descriptor, header, lambda data: _write(file, data))
+
+            def write(data: memoryview) -> None:
+                check()
+                _write(file, data)
+
+            send(descriptor, header, write)
+            check()
 
     def has(self, header: Header) -> bool:
         """Whether the shard is there already."""

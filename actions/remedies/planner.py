@@ -5,9 +5,11 @@ Decides only; the engine acts.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
-from trainwarden.actions.brakes.history import carried_out, ended_s
+from trainwarden.actions.brakes.history import RETRIED, carried_out, ended_s
 from trainwarden.actions.remedies.isolating import asks_again, evict, unproved, validate
 from trainwarden.actions.remedies.moving import move
 from trainwarden.actions.remedies.rebalancing import rebalance, relief
@@ -28,6 +30,10 @@ from trainwarden.actions.remedies.table import (
 )
 from trainwarden.actions.remedies.view import COOL_DOWN, Intent, PlanningContext
 from trainwarden.records import ActionRecord
+
+RETRIES: Final = 2
+RETRIES_S: Final = 12 * 3600.0
+"""The third time that a link is back within twelve hours is a fault (gpud, InfiniBand ports that flap)."""
 
 
 def next_intent(view: PlanningContext) -> Intent | None:
@@ -66,8 +72,22 @@ def _by(view: PlanningContext, rung: AnyRung) -> Intent | None:
         case Validate():
             return validate(view, rung)
         case Ignore():
-            nothing = f"nothing here helps against {view.case.incident.kind}; a person must look"
-            return view.for_a_person("ignore", nothing)
+            return _ignored(view, rung)
+
+
+def _ignored(view: PlanningContext, rung: Ignore) -> Intent:
+    """A person is told; or, a few times for each node, that what failed has some time to pass by itself."""
+    intent = view.for_a_person("ignore", f"nothing here helps against {view.case.incident.kind}; a person must look")
+    if not rung.persist_s:
+        return intent
+    node, since_s = view.accused(), view.now_s - RETRIES_S
+    of_job = [a for a in view.memory.of_job(view.case.incident.job) if RETRIED in a.plan and a.at_s > since_s]
+    before = sum(action.blames == node and action.cause != view.case.incident.id for action in of_job)
+    if before >= RETRIES:
+        often = f"it was left to pass by itself {before} times within {RETRIES_S / 3600:.0f} hours"
+        return msgspec.structs.replace(intent, refused=often)
+    left = f"what failed is repeated in place: {rung.persist_s:.0f} s to pass by itself while the job runs"
+    return msgspec.structs.replace(intent, refused=left, plan={**intent.plan, RETRIED: rung.persist_s})
 
 
 def _graded(view: PlanningContext, intent: Intent) -> Intent:
@@ -79,7 +99,8 @@ def _graded(view: PlanningContext, intent: Intent) -> Intent:
     advice = view.memory.nodes.advice(node, view.now_s)
     plan = intent.plan if advice is None else {**intent.plan, "advice": advice}
     intent = msgspec.structs.replace(intent, blames=node, plan=plan)
-    tried = (a for a in view.actions if a.outcome in ("done", "failed") and a.kind != "validate")  # that cures nothing
+    ended = (a for a in view.actions if a.outcome in ("done", "failed") or RETRIED in a.plan)
+    tried = (a for a in ended if a.kind != "validate")  # that cures nothing
     milder = [a for a in tried if SEVERITY_OF[a.kind] > severity]
     if intent.after is not None or not milder:
         return msgspec.structs.replace(intent, severity=severity)

@@ -115,7 +115,17 @@ class Validate(Rung, frozen=True, kw_only=True, tag="validate"):
 
 
 class Ignore(Rung, frozen=True, kw_only=True, tag="ignore"):
-    """Nothing that we could do helps: a person is told."""
+    """A person is told that nothing we could do helps.
+
+    With `persist_s` what failed is left for so long to whoever repeats it in place, as a network's transport does.
+    """
+
+    persist_s: Seconds = 0.0
+
+    @property
+    def patience_s(self) -> float:
+        """Its own `persist_s`."""
+        return self.persist_s
 
 
 AnyRung = (

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trainwarden.actions.brakes.history import begun, carried_out, ended_s
+from trainwarden.actions.brakes.history import RETRIED, begun, carried_out, ended_s
 from trainwarden.actions.remedies.engine_state import EngineState, IncidentState
 from trainwarden.actions.remedies.policy import Rules
 from trainwarden.actions.remedies.table import Rung
@@ -144,12 +144,15 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
         return observed and action.outcome == "proposed"
 
     def outlasted(self, rungs: Sequence[Rung]) -> bool:
-        """Whether the incident has outlasted what was carried out of `rungs`, or would have been."""
+        """Whether the incident has outlasted what was carried out of `rungs`, or would have been.
+
+        What is repeated in place is repeated by the job: that has failed once the job is down.
+        """
         patience_s = {rung.action: rung.patience_s for rung in rungs}
         return all(
             self.now_s - ended_s(action) >= patience_s.get(action.kind, 0.0)
             for action in self.actions
-            if carried_out(action) or self.only_shown(action)
+            if carried_out(action) or self.only_shown(action) or (RETRIED in action.plan and not self.failed())
         )
 
     def for_a_person(self, kind: ActionKind, why: str) -> Intent:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from trainwarden.errors import DataError
+from trainwarden.state import save_json
 
 log = logging.getLogger("trainwarden.validation")
 
@@ -69,9 +69,7 @@ class Baseline:
         self._kept = new
         if self._path is None:
             return
-        part = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
         try:
-            part.write_bytes(msgspec.json.encode(new))
-            part.replace(self._path)
+            save_json(self._path, new, durable=False)
         except OSError as error:
             log.warning("baseline is not kept", extra={"fields": {"file": str(self._path), "error": str(error)}})

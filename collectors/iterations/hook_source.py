@@ -14,6 +14,7 @@ import msgspec
 from trainwarden import hook
 from trainwarden.collectors.ranks import ProcessFinder
 from trainwarden.protocols import JsonObject
+from trainwarden.torchrun.files import read_part
 
 log = logging.getLogger("trainwarden.agent")
 
@@ -185,9 +186,7 @@ class HookSource:
         try:
             if os.stat(path).st_size <= self.notes_at:  # noqa: PTH116 - five times a second for every rank
                 return
-            with open(path, "rb") as file:
-                file.seek(self.notes_at)
-                data = file.read(_READ_BYTES)
+            data = read_part(path, self.notes_at, _READ_BYTES)
         except OSError:
             return
         whole = data.rfind(b"\n") + 1
@@ -203,8 +202,7 @@ class HookSource:
         try:
             if self.fault_told or not os.stat(path).st_size:  # noqa: PTH116 - as above
                 return None
-            with open(path, "rb") as file:
-                text = file.read(_FAULT_BYTES)
+            text = read_part(path, 0, _FAULT_BYTES)
         except OSError:
             return None
         first, _, rest = text.partition(b"\n")

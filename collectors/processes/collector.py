@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,7 @@ from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventRecord, MetricsRecord, Record
 from trainwarden.settings import Config
 from trainwarden.topics import EVENTS, MAX_RECORD_BYTES
+from trainwarden.torchrun.files import read_part
 
 _READ_BYTES = 1_000_000
 _BLIND_INTERVAL_S = 0.1  # where the kernel cannot tell of changes
@@ -246,7 +248,7 @@ class ProcessesCollector:
     def _forward(self) -> Iterable[Record]:
         """New whole lines of the events file; what is no event of ours is counted and passed over."""
         try:
-            found = os.stat(self._events)  # noqa: PTH116 - as above
+            found = os.lstat(self._events)  # as above
         except FileNotFoundError:
             return
         if found.st_ino != self._inode or found.st_size < self._offset:
@@ -254,9 +256,9 @@ class ProcessesCollector:
             self._inode, self._offset = found.st_ino, 0
         if found.st_size == self._offset:
             return
-        with open(self._events, "rb") as file:
-            file.seek(self._offset)
-            data = file.read(_READ_BYTES)
+        if not stat.S_ISREG(found.st_mode):
+            return  # planted there; a launcher leaves no link
+        data = read_part(self._events, self._offset, _READ_BYTES)
         whole = data.rfind(b"\n") + 1
         if not whole and len(data) > MAX_RECORD_BYTES:
             whole = len(data)  # no event is that long: pass over it

@@ -245,6 +245,14 @@ OF_SERVICES: Final = (
         severity="sev2",
     ),
     Alert(
+        "TrainwardenCoordinatorAway",
+        "time() - max(trainwarden_coordinator_seen_timestamp_seconds) > 60",
+        "the coordinator says nothing, so nodes stay with the jobs that have them",
+        "trainwarden plan cluster --live",
+        for_s=60,
+        severity="sev3",
+    ),
+    Alert(
         "TrainwardenEvictionsLatched",
         "trainwarden_engine_latched >= 1",
         "too many nodes were taken out; none is any more until a person has looked",

@@ -1,25 +1,29 @@
-"""An incident explained, from its record, its actions and the verdict that opened it; nothing is looked up."""
+"""An incident explained, from its record, its actions, the verdict that opened it and the runbook of its kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from trainwarden.dashboards.explain.next_steps import next_steps
 from trainwarden.dashboards.explain.sentences import line, moment, place
-from trainwarden.records import ActionRecord, IncidentRecord, Suspect, VerdictRecord, Vote, basis_said
+from trainwarden.records import ActionRecord, IncidentKind, IncidentRecord, Suspect, VerdictRecord, Vote, basis_said
 
 NEAR_S: Final = 60.0  # a verdict further than this from the opening was about something else
 PRINTED: Final = 2  # last lines of a failed process
+RUNBOOKS: Final = Path(__file__).with_name("runbooks")  # a link to docs/runbooks, whose pages a wheel carries
 MOST: Final = 5  # suspects, metrics and the like
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one incident, in sentences.
 
-    `where` is None where nobody is singled out. `runbook` is the page of its kind in the documentation.
+    `where` is None where nobody is singled out. `runbook` is the text of its kind's page, as Markdown: an installation
+    has no documentation that a path could lead to.
     """
 
     incident: str
@@ -62,8 +66,20 @@ def explain(
         evidence=tuple(line(one) for one in _evidence(incident, actions, verdict)),
         why_not_others=tuple(line(one) for one in _why_not_others(incident, verdict)),
         next=next_steps(incident, actions, here),
-        runbook=f"docs/runbooks/{incident.kind}.md",
+        runbook=runbook(incident.kind),
     )
+
+
+@cache
+def runbook(kind: IncidentKind) -> str:
+    """The runbook's text, Markdown.
+
+    Examples
+    --------
+    >>> runbook("crash").splitlines()[0]
+    '# crash'
+    """
+    return (RUNBOOKS / f"{kind}.md").read_text(encoding="utf-8").rstrip()
 
 
 def opening(incident: IncidentRecord, verdicts: Iterable[VerdictRecord]) -> VerdictRecord | None:

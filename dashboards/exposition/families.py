@@ -79,6 +79,12 @@ NODE_SEEN: Final = Family(
     (_JOB, "node"),
     "When a node's newest heartbeat came, Unix time.",
 )
+COORDINATOR_SEEN: Final = Family(
+    "trainwarden_coordinator_seen_timestamp_seconds",
+    "gauge",
+    (),
+    "When the coordinator has said something last of jobs that share nodes, Unix time.",
+)
 HEARTBEAT: Final = Family(
     "trainwarden_heartbeat_timestamp_seconds", "gauge", ("service",), "End of the newest round of work, Unix time."
 )
@@ -90,6 +96,7 @@ LAG: Final = Family(
 OF_JOBS: Final = (
     INCIDENTS_OPEN, INCIDENTS, DETECTOR_SCORE, DETECTOR_ANOMALOUS, ANOMALOUS, VERDICT_TIME, SUSPECT_SCORE, ITERATION,
     ITERATION_HEALTHY, STEP, RANKS, NODES, RANK_COMPUTE, RANK_WAIT, ACTIONS, ACTIONS_WAITING, STOPPED, MODEL, NODE_SEEN,
+    COORDINATOR_SEEN,
 )  # fmt: skip
 """Told by `trainwarden serve`, from the board."""
 OF_SERVICES: Final = (HEARTBEAT, UP, LAG)

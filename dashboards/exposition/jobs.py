@@ -83,6 +83,8 @@ def _series(family: Family, labels: Labels) -> str:
 
 def _of_all(overview: Overview) -> Iterator[Sample]:
     yield families.STOPPED, (), float(overview.stopped_by() is not None)
+    if overview.tasks and overview.coordinator_s is not None:
+        yield families.COORDINATOR_SEEN, (), overview.coordinator_s
     votes: set[tuple[str, str, str]] = set()
     for job in overview.jobs.values():
         if job.verdict is not None and not job.ended:

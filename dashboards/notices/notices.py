@@ -11,9 +11,8 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import httpx
 import msgspec
 
 from trainwarden.clock import Clock
@@ -25,6 +24,9 @@ from trainwarden.json_objects import action_object, incident_object
 from trainwarden.records import ActionRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.signing import signed_headers
+
+if TYPE_CHECKING:
+    import httpx
 
 VERSION: Final = 1
 MOST_EVIDENCE: Final = 5
@@ -169,6 +171,8 @@ class Courier:
 
     def _try(self, body: bytes) -> str | None:
         """None if it was taken, else what was said instead."""
+        import httpx
+
         headers = {"content-type": "application/json", "user-agent": "trainwarden"}
         if self.target.token is not None:
             headers["authorization"] = f"Bearer {self.target.token}"
@@ -186,6 +190,15 @@ class Courier:
 
 MAX_TOLD: Final = 20_000
 TOLD_OUTCOMES: Final = frozenset({"done", "failed"})
+
+
+def _couriers(
+    targets: Sequence[Target], client: httpx.Client | None, clock: Clock, metrics: SelfMetrics
+) -> list[Courier]:
+    import httpx  # a third of a page's start: not where nobody wants notices
+
+    client = client or httpx.Client(follow_redirects=False)
+    return [Courier(target, client, clock, metrics) for target in targets]
 
 
 class Notices:
@@ -209,8 +222,7 @@ class Notices:
         self._overview = overview
         self._clock = clock
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs whole addresses, and those of chats are secrets
-        client = client or httpx.Client(follow_redirects=False)
-        self.couriers = [Courier(target, client, clock, metrics) for target in targets]
+        self.couriers = _couriers(targets, client, clock, metrics) if targets else []
         self._told: dict[tuple[str, str, str | None, int], None] = {}
         overview.listen(self.apply)
 

@@ -16,9 +16,9 @@ from trainwarden.commands.silences import Silences
 from trainwarden.commands.trust import Trust, in_order
 from trainwarden.dashboards.overview.job import JobOverview
 from trainwarden.protocols import Bus, Consumer, Message
-from trainwarden.records import CommandRecord, HeartbeatRecord, Record
+from trainwarden.records import CommandRecord, HeartbeatRecord, Record, TaskRecord
 from trainwarden.service_loop import Output
-from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, VERDICTS, Topic
+from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, TASKS, VERDICTS, Topic
 
 SINCE_S: Final = 1_800.0  # of steps, heartbeats, verdicts and events
 HISTORY: Final[tuple[Topic[Any], ...]] = (COMMANDS, INCIDENTS, ACTIONS)  # short, and read whole
@@ -45,11 +45,15 @@ class Overview:
         Approvals and denials by id, the first of each.
     nodes : NodeStates
         In which state each node is, by the bus alone.
+    tasks : dict of str to TaskRecord
+        What the coordinator has said last of each job that it shares nodes out to, those that are over left out.
+    coordinator_s : float or None
+        When it has said something last; None while nothing is known of one.
     news : int
         Grows with each verdict, incident, action, event or command.
     """
 
-    topics: Sequence[Topic[Any]] = (ITERATIONS, HEARTBEATS, VERDICTS, EVENTS, *HISTORY)
+    topics: Sequence[Topic[Any]] = (ITERATIONS, HEARTBEATS, VERDICTS, EVENTS, TASKS, *HISTORY)
 
     def __init__(self, clock: Clock, trust: Trust | None = None) -> None:
         self.group = f"overview-{uuid.uuid4().hex}"  # everybody who looks sees everything
@@ -67,6 +71,8 @@ class Overview:
         self.silences = Silences()
         self.said: dict[str, CommandRecord] = {}
         self.nodes = NodeStates()
+        self.tasks: dict[str, TaskRecord] = {}
+        self.coordinator_s: float | None = None
         self._beating: OrderedDict[tuple[str, str], None] = OrderedDict()  # (job, node), the longest silent first
         self._listeners: list[Callable[[Record], None]] = []
 
@@ -131,6 +137,9 @@ class Overview:
             self._take_command(record, message.offset)
             self._tell(record)
             return
+        if isinstance(record, TaskRecord):
+            self._take_task(record, message.time_s)
+            return
         name = getattr(record, "job", None)
         if name is None:
             return
@@ -142,6 +151,18 @@ class Overview:
             self._tell(record)
         if isinstance(record, HeartbeatRecord):
             self._note_node(name, record.node)
+
+    def _take_task(self, task: TaskRecord, time_s: float) -> None:
+        """What the coordinator says of a job; a task that is only registered has no status yet."""
+        if task.status is None:
+            return
+        self.coordinator_s = time_s
+        self.tasks.pop(task.job, None)
+        if not task.finished:
+            self.tasks[task.job] = task
+        if len(self.tasks) > MAX_JOBS:
+            del self.tasks[next(iter(self.tasks))]
+        self._tell(task)
 
     def _note_node(self, job: str, node: str) -> None:
         """Of more nodes than there can be, those of all jobs together, the longest silent go."""

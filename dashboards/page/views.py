@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from trainwarden.actions.coordinator.said import FRESH_S, cluster
 from trainwarden.dashboards.explain.explanation import abstentions, explain, opening
 from trainwarden.dashboards.overview.job import SEVERITIES, JobOverview, waits
 from trainwarden.dashboards.overview.overview import Overview
@@ -51,6 +52,8 @@ def home(overview: Overview, now_s: float) -> dict[str, Any]:
         lasting = sorted((one for job in jobs for one in job.open_incidents()), key=_gravest)
         waiting = [action for job in jobs for action in job.waiting()]
         ready = overview.ready
+        tasks = sorted(overview.tasks.values(), key=lambda task: task.job)
+        fresh = overview.coordinator_s is not None and now_s - overview.coordinator_s < FRESH_S
     lines.sort(key=lambda line: (_worst(line["worst"]), line["state"] != "running", line["name"]))
     return {
         "jobs": lines,
@@ -58,6 +61,7 @@ def home(overview: Overview, now_s: float) -> dict[str, Any]:
         "lasting_in_all": len(lasting),
         "waiting": waiting[:SHOWN_ACTIONS],
         "ready": ready,
+        "cluster": cluster(tasks, fresh=fresh) if tasks else None,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -72,20 +72,6 @@ class CollectiveFaults:
         for fault in self._faults.values():
             groups.setdefault(fault.kind, []).append(fault)
         return [groups[kind] for kind in sorted(groups)]
-
-    def state(self) -> dict[str, Any]:
-        """Plain data for `restore`."""
-        return {"faults": self._faults}
-
-    def restore(self, plain: dict[str, Any]) -> None:
-        """Go on from `plain`.
-
-        Raises
-        ------
-        msgspec.ValidationError, KeyError
-            If it is no such state.
-        """
-        self._faults = msgspec.convert(plain["faults"], dict[str, CollectiveFault])
 
 
 def collective_vote(faults: list[CollectiveFault]) -> Vote:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from trainwarden.detectors.devices.contract_stream import device_records
 from trainwarden.detectors.devices.peer_memory import PeerFamily
 from trainwarden.detectors.devices.signs import GPU_METRICS, GPU_SIGNS, NIC_METRICS, NIC_SIGNS, gpu_signs, nic_signs
-from trainwarden.detectors.job.packed import pack, unpack
-from trainwarden.detectors.job.samples import name_of
+from trainwarden.detectors.job.object_codec import WholeMemory
+from trainwarden.detectors.job.samples import Entity, name_of
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.protocol import Role
-from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentKind, Suspect, Vote
 from trainwarden.settings import Config
 
 MAX_SUSPECTS: Final = 16
 EVERY_S: Final = 14.0  # between two comparisons: exporters are scraped every 15 s or so
-_KIND: Final = "device_peers"
 _WORKS_LESS: Final = ("clock_low", "memory_clock_low", "power_low")  # one of these two signs must be
 _SAYS: Final = {
     "clock_low": "SM clock {size:.0f} MHz where its busy peers have {middle:.0f}",
@@ -45,7 +42,7 @@ Accused = tuple[str, int, tuple[str, ...]]
 """A family, a row of it, and the signs."""
 
 
-class DevicePeers:
+class DevicePeers(WholeMemory):
     """GPUs that work less than their busy peers and show why; links that are down or slow where their likes are not.
 
     Signs are distances from the median of the peers of the same role (of a Prometheus: the same model), in robust
@@ -61,6 +58,8 @@ class DevicePeers:
 
     role = Role(reads="samples", opens=("verified",), metrics=(*GPU_METRICS, *NIC_METRICS))
     contract_stream = staticmethod(device_records)
+    HELD = (Entity, PeerFamily)
+    NOT_KEPT = ("_shown", "_at_s", "_found")
 
     def __init__(self, config: Config) -> None:
         del config
@@ -94,22 +93,8 @@ class DevicePeers:
             return Vote(opinion="abstain", reason="no metric by which devices are compared")
         return Vote(opinion="normal")
 
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        arrays: dict[str, npt.NDArray[Any]] = {}
-        for name, family in self._families.items():
-            arrays |= {f"{name}/{part}": array for part, array in family.arrays().items()}
-        return pack(_KIND, {name: family.plain() for name, family in self._families.items()}, arrays)
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, arrays = unpack(_KIND, state)
-        try:
-            for name, family in self._families.items():
-                family.restore(plain[name], {part: arrays[f"{name}/{part}"] for part in family.arrays()})
-        except (KeyError, TypeError, ValueError) as error:
-            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
-        self._shown, self._found = 0, self._look()
+    def _restored(self) -> None:
+        self._found = self._look()
 
     # -- internals -------------------------------------------------------------------------------------------
 

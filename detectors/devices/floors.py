@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-
-from trainwarden.errors import DetectorError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -95,34 +92,6 @@ class Floors:
         self.since_s = np.where(begun, wanted[:, :, 0] * np.array(SCALES_S), self.since_s)
         self.rate = np.where(steady, rate, np.where(on, self.rate, 0.0))
         self.grown = np.where(steady, grown, np.where(on, self.grown, 0.0))
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state."""
-        return {
-            "floors": self._floors, "tops": self._tops, "spans": self._spans, "highest": self._highest,
-            "older": self._older, "rate": self.rate, "grown": self.grown,
-            "since_s": self.since_s,
-        }  # fmt: skip
-
-    @classmethod
-    def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Floors:
-        """One with the state `arrays`.
-
-        Raises
-        ------
-        DetectorError
-            If they do not fit together.
-        """
-        one, rows = cls(), len(arrays["floors"])
-        shapes = {name: (rows, *array.shape[1:]) for name, array in one.arrays().items()}
-        if any(arrays[name].shape != shape for name, shape in shapes.items()):
-            raise DetectorError("these are no floors of memory")
-        one._floors, one._tops = arrays["floors"].astype(np.float64), arrays["tops"].astype(np.float64)
-        one._spans, one._older = arrays["spans"].astype(np.int64), arrays["older"].astype(np.int64)
-        one._highest = arrays["highest"].astype(np.float64)
-        one.rate, one.grown = arrays["rate"].astype(np.float64), arrays["grown"].astype(np.float64)
-        one.since_s = arrays["since_s"].astype(np.float64)
-        return one
 
     def _widen(self, rows: int) -> None:
         have = len(self._floors)

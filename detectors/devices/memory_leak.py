@@ -9,19 +9,17 @@ Memory of four ranks that train, as their agents would send it: a sawtooth, or w
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from trainwarden.detectors.devices.floors import BINS, SCALES_S, Floors
 from trainwarden.detectors.job.common_mode import quiet_median
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.samples import Entity, FamilySamples, name_of
 from trainwarden.detectors.job.window import Window, job_duration_s
 from trainwarden.detectors.protocol import Role, abstain
-from trainwarden.errors import DetectorError
 from trainwarden.records import IterationRecord, MetricsRecord, Record, Suspect, Vote
 from trainwarden.settings import Config
 
@@ -67,7 +65,6 @@ def leak_records(sick: bool) -> list[Sent]:
 
 
 Floats = npt.NDArray[np.float64]
-_KIND: Final = "memory_leak"
 RANK: Final = "rank_anonymous_memory_bytes"
 DEVICE: Final = "gpu_memory_used_bytes"
 HOST_LEFT: Final = "host_memory_available_bytes"
@@ -99,7 +96,7 @@ class Leak(NamedTuple):
         return same and (self.where != _GROUP or self.left == other.left)
 
 
-class MemoryLeak:
+class MemoryLeak(WholeMemory):
     """Ranks and devices whose memory grows at a steady rate.
 
     Parameters
@@ -119,6 +116,8 @@ class MemoryLeak:
     )
     contract_stream = staticmethod(leak_records)
     more = False
+    HELD = (Entity, Floors)
+    NOT_KEPT = ("_found",)
 
     def __init__(self, config: Config) -> None:
         self._floors: dict[str, Floors] = {}
@@ -146,34 +145,7 @@ class MemoryLeak:
             return abstain("the memory of no rank or device has been measured since the first steps")
         return self._vote(window) if self._found else Vote(opinion="normal")
 
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain: dict[str, Any] = {
-            "metrics": list(self._floors), "left": self._left, "restarts": self._restarts,
-            "entities": {name: [[row, list(who)] for row, who in one.items()] for name, one in self._entities.items()},
-        }  # fmt: skip
-        arrays = {
-            f"{number}/{name}": array
-            for number, one in enumerate(self._floors.values())
-            for name, array in one.arrays().items()
-        }
-        return pack(_KIND, plain, arrays)
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, arrays = unpack(_KIND, state)
-        try:
-            floors = {
-                str(metric): Floors.of({name: arrays[f"{number}/{name}"] for name in Floors().arrays()})
-                for number, metric in enumerate(plain["metrics"])
-            }
-            known = msgspec.convert(plain["entities"], dict[str, list[tuple[int, Entity]]])
-            left = msgspec.convert(plain["left"], dict[str, float])
-            self._restarts = int(plain["restarts"])
-        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
-        self._floors, self._left = floors, left
-        self._entities = {name: {row: Entity(*who) for row, who in rows} for name, rows in known.items()}
+    def _restored(self) -> None:
         self._found = self._look(held=True)
 
     # -- internals -------------------------------------------------------------------------------------------

@@ -5,19 +5,17 @@ Metrics of eight ranks as their agents would send them: alike up to noise, or wi
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from trainwarden.catalogue import CATALOGUE
 from trainwarden.detectors.devices.rounds import PeerRounds
 from trainwarden.detectors.job.last_seen import absent_after, interval_after
-from trainwarden.detectors.job.packed import pack, unpack
-from trainwarden.detectors.job.samples import name_of
+from trainwarden.detectors.job.object_codec import WholeMemory
+from trainwarden.detectors.job.samples import Entity, name_of
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.protocol import Role
-from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord, Suspect, Vote
 from trainwarden.settings import Config
 
@@ -56,12 +54,11 @@ def peer_records(sick: bool) -> list[tuple[float, MetricsRecord]]:
 MAX_SUSPECTS: Final = 16
 SHOWN: Final = 3  # metrics that a reason names
 WITNESSES: Final = 2  # metrics of one entity that must be unlike before an incident rests on that
-_KIND: Final = "metric_peers"
 Odd = tuple[str, int, list[tuple[float, int]]]
 """A family, a row of it, and its metrics with how often their least distance they are away, the worst first."""
 
 
-class MetricPeers:
+class MetricPeers(WholeMemory):
     """Every metric of every entity beside the median of its role, from the first full window on.
 
     Away is what is farther from the peers' median than usual for it, by the catalogue's least distance, two robust
@@ -90,6 +87,8 @@ class MetricPeers:
         metrics=tuple(one.name for one in CATALOGUE.values() if one.apart is not None or one.apart_share is not None),
     )
     contract_stream = staticmethod(peer_records)
+    HELD = (Entity, PeerRounds)
+    NOT_KEPT = ("_leave_out", "_found")
 
     def __init__(self, config: Config) -> None:
         self._leave_out = frozenset(config.leave_out)
@@ -133,32 +132,7 @@ class MetricPeers:
             return Vote(opinion="abstain", reason=why or "no metric by which peers are compared")
         return Vote(opinion="normal", threshold=0.5, reason=f"not compared: {why}" if why else "")
 
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        arrays: dict[str, npt.NDArray[Any]] = {}
-        for number, one in enumerate(self._families.values()):
-            arrays |= {f"{number}/{part}": array for part, array in one.arrays().items()}
-        heard = {name: list(one) for name, one in self._heard.items()}
-        plain = {
-            "restarts": self._restarts,
-            "heard": heard,
-            "families": {name: one.plain() for name, one in self._families.items()},
-        }
-        return pack(_KIND, plain, arrays)
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, arrays = unpack(_KIND, state)
-        families: dict[str, PeerRounds] = {}
-        try:
-            for number, (name, said) in enumerate(plain["families"].items()):
-                one = families[name] = PeerRounds()
-                one.restore(said, {part: arrays[f"{number}/{part}"] for part in one.arrays()})
-            self._restarts = int(plain["restarts"])
-            self._heard = {str(name): (float(at_s), float(step_s)) for name, (at_s, step_s) in plain["heard"].items()}
-        except (KeyError, TypeError, ValueError) as error:
-            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
-        self._families = families
+    def _restored(self) -> None:
         self._found = self._look()
 
     # -- internals -------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ LAST: Final = 8  # comparisons remembered
 ENOUGH: Final = 6  # of which a sign must show in so many
 SPAN_S: Final = 70.0  # and so much time
 STALE_S: Final = 120.0  # a word that is older than this counts no more
-_ARRAYS: Final = ("latest", "latest_s", "shown", "times_s", "size", "middle", "since_s")
 
 
 @dataclass(slots=True)
@@ -95,25 +94,6 @@ class PeerFamily:
         if not self.times_s[-1] - self.times_s[LAST - ENOUGH] >= SPAN_S:
             return np.zeros(self.shown.shape[:2], dtype=np.bool_)
         return np.asarray(self.shown.sum(axis=2) >= ENOUGH)
-
-    def plain(self) -> dict[str, Any]:
-        """Plain data for `restore`."""
-        return {"entities": [list(one) for one in self.entities], "roles": self.roles}
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays for `restore`."""
-        return {name: getattr(self, name) for name in _ARRAYS}
-
-    def restore(self, plain: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `plain` and `arrays`."""
-        self.entities = [Entity(*one) for one in plain["entities"]]
-        self.roles = [str(one) for one in plain["roles"]]
-        for name in _ARRAYS:
-            kind = np.bool_ if name == "shown" else np.float64
-            shape = getattr(self, name).shape[1:] if name != "times_s" else ()
-            if arrays[name].shape[1:] != shape:
-                raise ValueError(f"{name} has the wrong shape")
-            setattr(self, name, arrays[name].astype(kind))
 
     def _room(self, size: int) -> None:
         more = size - len(self.entities)

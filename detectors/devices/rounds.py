@@ -59,7 +59,6 @@ BAND: Final = 5  # rounds by which a peer may lag behind the others, or be ahead
 WARPED: Final = 4_096  # cells at most, in some 0.04 s of a processor
 SILENT: Final = 10  # rounds without a word after which nobody waits for an entity, nor speaks of it (`job.silence`)
 _CELLS: Final = ("usual", "own", "seen", "high", "low", "away_s", "width", "middle", "now")
-_ROWS: Final = ("heard", "said_s")
 _BITS: Final = np.uint32((1 << ROUNDS) - 1)
 
 
@@ -171,30 +170,6 @@ class PeerRounds:
         self.spread = {}
 
     # -- state -----------------------------------------------------------------------------------------------
-
-    def plain(self) -> dict[str, Any]:
-        """Plain data for `restore`."""
-        return {
-            "names": self.names, "entities": [list(one) for one in self.entities], "roles": self.roles,
-            "number": self.number, "spread": {role: one.tolist() for role, one in self.spread.items()},
-        }  # fmt: skip
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays for `restore`."""
-        return {**self.cells, **{name: getattr(self, name) for name in (*_ROWS, "least", "apart", "medians")}}
-
-    def restore(self, plain: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `plain` and `arrays`; raises KeyError, TypeError or ValueError if they do not fit together."""
-        self.names, self.roles = [str(one) for one in plain["names"]], [str(one) for one in plain["roles"]]
-        self.entities, self.number = [Entity(*one) for one in plain["entities"]], int(plain["number"])
-        metrics, rows = len(self.names), len(self.entities)
-        self.spread = {str(role): np.array(one, dtype=np.float64) for role, one in plain["spread"].items()}
-        shapes = {"least": (3, metrics), "apart": (ROUNDS, metrics, rows), "medians": (ROUNDS, metrics, rows)}
-        for name in _CELLS:
-            self.cells[name] = arrays[name].astype(kind_of(name)).reshape(metrics, rows)
-        for name in (*_ROWS, *shapes):
-            kind = getattr(self, name).dtype
-            setattr(self, name, arrays[name].astype(kind).reshape(shapes.get(name, (rows,))))
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -94,22 +94,6 @@ class CommandEnd:
         word = output.word(ended.time_s)
         said = (rules.match(text) for text in (output.tails() if word is None else word.before))
         return None if any(rule is not None and rule.id in _STOPPED for rule in said) else ended
-
-    def state(self) -> Any:
-        """Plain data for `restore`."""
-        return {"ended": self._ended, "runs_script": self.runs_script}
-
-    def restore(self, plain: Any) -> None:
-        """Go on from what `state` gave; a state of before was the end alone.
-
-        Raises
-        ------
-        msgspec.ValidationError
-            If it is no such state.
-        """
-        known = isinstance(plain, dict) and "runs_script" in plain
-        self._ended = msgspec.convert(plain["ended"] if known else plain, Ended | None)
-        self.runs_script = bool(known and plain["runs_script"])
 
 
 def cause_of(ended: Ended, output: Output, rules: LogRules) -> EventRecord | None:

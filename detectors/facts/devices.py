@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -43,6 +43,8 @@ class DeviceFaults:
     config : NodeConfig
         When a silent node is lost.
     """
+
+    NOT_KEPT = ("_xids",)
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -100,21 +102,6 @@ class DeviceFaults:
         ordered = sorted(groups.items(), key=lambda entry: (min(d.severity for d in entry[1]), entry[0]))
         return [members for _, members in ordered]
 
-    def state(self) -> dict[str, Any]:
-        """Plain data for `restore`."""
-        return {"devices": self._devices, "bursts": self._bursts}
-
-    def restore(self, plain: dict[str, Any]) -> None:
-        """Go on from `plain`.
-
-        Raises
-        ------
-        msgspec.ValidationError, KeyError
-            If it is no such state.
-        """
-        self._devices = msgspec.convert(plain["devices"], dict[str, DeviceFault])
-        self._bursts = msgspec.convert(plain["bursts"], dict[str, list[float]])
-
     # -- internals -------------------------------------------------------------------------------------------
 
     def _take_xid(self, event: EventRecord, window: Window) -> None:
@@ -147,7 +134,7 @@ class DeviceFaults:
     def _take_device(self, event: EventRecord) -> None:
         table: dict[str, tuple[IncidentKind, Severity, str]] = {
             "link_down": ("nic_down", "sev2", "the link went down"),
-            "fabric_down": ("nvlink_error", "sev2", "it is in trouble in its NVLink fabric"),
+            "fabric_down": ("nvlink_error", "sev1", "it is in trouble in its NVLink fabric"),
             "device_lost": ("gpu_lost", "sev1", "the driver has lost the device"),
             "heartbeat_lost": ("node_lost", "sev1", "no heartbeat any more"),
         }

@@ -7,7 +7,7 @@ a cascade waits a moment for its root; if none comes, it is told all the same, a
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -51,6 +51,8 @@ class Failures:
     rules : LogRules
         How the text of an exception is understood.
     """
+
+    NOT_KEPT = ("_root_patience_s", "_words_patience_s", "_outlived_s", "_rules")
 
     def __init__(self, *, root_patience_s: float, words_patience_s: float, outlived_s: float, rules: LogRules) -> None:
         self._root_patience_s = root_patience_s
@@ -140,35 +142,6 @@ class Failures:
             hard=True,
             evidence={"output": lines} if (lines := self._output.tail(first.rank)) else {},
         )
-
-    def state(self) -> dict[str, Any]:
-        """Plain data for `restore`."""
-        span = [at if at < float("inf") else None for at in (self._planned_from_s, self._planned_until_s)]
-        return {
-            "failures": self._failures,
-            "restarting": self._restarting,
-            "span": span,
-            "gave": self._given_up.state(),
-            "output": self._output.state(),
-            "command": self._command.state(),
-        }
-
-    def restore(self, plain: dict[str, Any]) -> None:
-        """Go on from `plain`.
-
-        Raises
-        ------
-        msgspec.ValidationError, KeyError
-            If it is no such state.
-        """
-        self._failures = msgspec.convert(plain["failures"], dict[str, Failure])
-        self._restarting = msgspec.convert(plain["restarting"], bool)
-        self._given_up.restore(msgspec.convert(plain.get("gave", {}), dict[int, float], strict=False))
-        self._output.restore(plain.get("output", {}))
-        self._command.restore(plain.get("command"))
-        begin, end = msgspec.convert(plain["span"], tuple[float | None, float | None])
-        self._planned_from_s = float("inf") if begin is None else begin
-        self._planned_until_s = float("inf") if end is None else end
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -55,11 +55,3 @@ class GivenUp:
     def forget(self) -> None:
         """Other processes run now."""
         self._at_s.clear()
-
-    def state(self) -> dict[str, float]:
-        """Plain data for `restore`."""
-        return {str(rank): at_s for rank, at_s in self._at_s.items()}
-
-    def restore(self, at_s: dict[int, float]) -> None:
-        """Go on from what `state` gave."""
-        self._at_s = dict(at_s)

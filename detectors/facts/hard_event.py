@@ -6,15 +6,20 @@ from typing import Annotated
 
 import msgspec
 
-from trainwarden.detectors.collectives.faults import CollectiveFaults, collective_vote
-from trainwarden.detectors.facts.devices import DeviceFaults, device_vote
+from trainwarden.detectors.collectives.faults import CollectiveFault, CollectiveFaults, collective_vote
+from trainwarden.detectors.collectives.findings import Accused
+from trainwarden.detectors.facts.command import Ended
+from trainwarden.detectors.facts.devices import DeviceFault, DeviceFaults, device_vote
+from trainwarden.detectors.facts.failure import Failure
 from trainwarden.detectors.facts.failures import Failures
 from trainwarden.detectors.facts.nodes import NodeConfig
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.facts.output import Raised, Word, Writer
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.logs.device_lines import Tasks
+from trainwarden.detectors.logs.ends.endings import Ending, EndTable
 from trainwarden.detectors.logs.rules import LogRules, shipped_rules
 from trainwarden.detectors.protocol import Role
-from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
 
 
@@ -38,7 +43,7 @@ class HardEventConfig(NodeConfig, frozen=True, kw_only=True):
     outlived_s: Annotated[float, msgspec.Meta(gt=0.0)] = 2.0
 
 
-class HardEvent:
+class HardEvent(WholeMemory):
     """Facts that need no vote.
 
     Parameters
@@ -50,6 +55,8 @@ class HardEvent:
 
     Config = HardEventConfig
     role = Role(reads="events", opens=("hard",))
+    HELD = (Accused, CollectiveFault, DeviceFault, Ended, Ending, EndTable, Failure, Raised, Tasks, Word, Writer)
+    NOT_KEPT = ("_shown",)
 
     def __init__(self, config: HardEventConfig, rules: LogRules | None = None) -> None:
         self._failures = Failures(
@@ -90,25 +97,3 @@ class HardEvent:
         if self._failures and (place < 0 or not votes):
             return self._failures.vote(window)
         return votes[min(place, len(votes) - 1)]() if votes else Vote(opinion="normal")
-
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        return pack(
-            "hard_event",
-            {
-                "failures": self._failures.state(),
-                "devices": self._devices.state(),
-                "collectives": self._collectives.state(),
-            },
-        )
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, _ = unpack("hard_event", state)
-        try:
-            self._failures.restore(plain["failures"])
-            self._devices.restore(plain["devices"])
-            self._collectives.restore(plain.get("collectives", {"faults": {}}))
-        except (KeyError, TypeError, msgspec.ValidationError) as error:
-            raise DetectorError(f"state of hard_event is damaged: {error}") from error
-        self._shown = 0

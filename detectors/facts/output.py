@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -104,7 +103,7 @@ class Output:
     def __init__(self) -> None:
         self._writers: dict[str, Writer] = {}
         self._nodes: set[str] = set()  # of the writers
-        self._tables: defaultdict[str, EndTable] = defaultdict(EndTable)  # of launchers, by node and file
+        self._tables: dict[str, EndTable] = {}  # of launchers, by node and file
         self._word: Word | None = None
         self.tasks = Tasks()
         self.has_launcher = False
@@ -153,7 +152,7 @@ class Output:
         rank = writer.rank
         if rank is None and ending.local is not None and len(self._nodes) == 1:
             rank = ending.local
-        ending, rank = self._tables[f"{line.node}/{line.source}"].read(ending, rank)
+        ending, rank = self._tables.setdefault(f"{line.node}/{line.source}", EndTable()).read(ending, rank)
         self.has_launcher |= ending.first or bool(ending.ranks) or ending.says in {"stopped", "first", "row"}
         if not (ending.failed or ending.says == "block"):
             return
@@ -182,28 +181,6 @@ class Output:
         self._nodes.clear()
         self._tables.clear()
         self.tasks, self._word, self.has_launcher = Tasks(), None, False
-
-    def state(self) -> dict[str, Any]:
-        """Plain data for `restore`."""
-        ends = {"tables": dict(self._tables), "tasks": self.tasks, "has_launcher": self.has_launcher}
-        return {"writers": self._writers, "ends": ends, "word": self._word}
-
-    def restore(self, plain: dict[str, Any]) -> None:
-        """Go on from what `state` gave; memories of before are without.
-
-        Raises
-        ------
-        msgspec.ValidationError
-            If it is no such state.
-        """
-        self._writers = msgspec.convert(plain.get("writers", {}), dict[str, Writer])
-        self._nodes = {one.node for one in self._writers.values()}
-        ends = plain.get("ends")
-        ends = ends if isinstance(ends, dict) else {}  # those of before had one table of all files
-        self._tables = defaultdict(EndTable, msgspec.convert(ends.get("tables", {}), dict[str, EndTable]))
-        self.tasks = msgspec.convert(ends.get("tasks", {}), Tasks)
-        self.has_launcher = bool(ends.get("has_launcher", False))
-        self._word = msgspec.convert(plain.get("word"), Word | None)
 
 
 def _weight(word: Word) -> int:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
+from trainwarden.detectors.job.packed import pack, unpack
 from trainwarden.errors import DetectorError
 from trainwarden.records import Record
+from trainwarden.settings import Config
 
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes})
 _SEQUENCES: Final[dict[str, Callable[[Iterable[Any]], Any]]] = {
@@ -40,7 +42,13 @@ class ObjectCodec:
     Parameters
     ----------
     *kinds : type
-        Dataclasses whose instances may be elements of containers.
+        Classes whose instances may be elements of containers: dataclasses, structs, named tuples, or any other class
+        that is made without arguments.
+
+    Notes
+    -----
+    Settings are never kept, nor what the class attribute `NOT_KEPT` of an object's class names. A method `_restored`
+    is called when an object is filled, to make anew what follows from the rest, or to refuse it.
 
     Examples
     --------
@@ -66,7 +74,7 @@ class ObjectCodec:
         TypeError
             If one is of a kind that cannot be kept.
         """
-        return {name: self._out(value) for name, value in vars(subject).items() if name not in leave}
+        return {name: self._out(getattr(subject, name)) for name in _kept(subject, leave)}
 
     def load(self, subject: object, plain: Mapping[str, Any], leave: tuple[str, ...] = ()) -> None:
         """Give `subject` what `dump` took of its like.
@@ -76,14 +84,16 @@ class ObjectCodec:
         DetectorError
             If `plain` is damaged, or of a class that has other attributes.
         """
-        wanted = vars(subject).keys() - set(leave)
-        if not isinstance(plain, Mapping) or wanted != plain.keys():
+        wanted = _kept(subject, leave)
+        if not isinstance(plain, Mapping) or set(wanted) != plain.keys():
             raise DetectorError(f"this was not kept of this version's {type(subject).__name__}")
         for name in wanted:
             try:
                 self._fill_one(subject, name, plain[name])
             except (TypeError, ValueError, LookupError, AttributeError, msgspec.ValidationError) as error:
                 raise DetectorError(f"what was kept of {type(subject).__name__}.{name} is damaged: {error}") from error
+        if (follow := getattr(subject, "_restored", None)) is not None:
+            follow()
 
     def _fill_one(self, subject: object, name: str, plain: Any) -> None:
         own = getattr(subject, name)
@@ -93,7 +103,7 @@ class ObjectCodec:
             self.load(own, plain[1])
         else:
             value = self._in(plain)
-            if isinstance(own, np.ndarray) and (not isinstance(value, np.ndarray) or value.dtype != own.dtype):
+            if isinstance(own, np.ndarray) and not _is_alike(value, own):
                 raise DetectorError(f"what was kept of {type(subject).__name__}.{name} is no such array")
             setattr(subject, name, value)
 
@@ -124,12 +134,16 @@ class ObjectCodec:
         if isinstance(value, Record):
             return ["record", name, msgspec.to_builtins(value, builtin_types=(bytes,))]
         if name in self._kinds:
-            return ["kind", name, {one: self._out(getattr(value, one)) for one in _names(value)}]
+            return ["kind", name, self._each(value) if isinstance(value, tuple) else self._attributes(value)]
         if isinstance(value, _Packs):
             return value.state()
         if _is_part(value):
             return ["part", self.dump(value)]
         raise TypeError(f"{name} cannot be kept")
+
+    def _attributes(self, value: Any) -> dict[str, Any]:
+        names = _names(type(value))
+        return {one: self._out(getattr(value, one)) for one in names} if names else self.dump(value)
 
     def _in(self, plain: Any) -> Any:
         if not isinstance(plain, list | tuple):
@@ -144,10 +158,66 @@ class ObjectCodec:
         if kind == "record":
             return msgspec.convert(rest[1], self._records[rest[0]], builtin_types=(bytes,))
         if kind == "kind":
-            return self._kinds[rest[0]](**{name: self._in(one) for name, one in rest[1].items()})
+            return self._made(self._kinds[rest[0]], rest[1])
         if kind == "array":
             return _array(*rest)
         raise ValueError(f"there is no {kind!r}")
+
+    def _made(self, kind: type[Any], plain: Any) -> Any:
+        if issubclass(kind, tuple):
+            return kind(*(self._in(one) for one in plain))
+        names = _names(kind)
+        if not names:
+            fresh = kind()
+            self.load(fresh, plain)
+            return fresh
+        if plain.keys() != set(names):
+            raise ValueError(f"this was not kept of this version's {kind.__name__}")
+        if not is_dataclass(kind):
+            return kind(**{name: self._in(one) for name, one in plain.items()})
+        one = object.__new__(kind)  # some of its fields may be none of its arguments
+        for name in names:
+            object.__setattr__(one, name, self._in(plain[name]))
+        return one
+
+
+class WholeMemory:
+    """A detector whose state is all that it remembers: every attribute but its settings.
+
+    Attributes
+    ----------
+    HELD : tuple of type
+        Classes of the objects that its containers hold, see `ObjectCodec`.
+    NOT_KEPT : tuple of str
+        Attributes that follow from the settings or from the rest of the memory.
+
+    Examples
+    --------
+    >>> class Counts(WholeMemory):
+    ...     def __init__(self):
+    ...         self.lines = 0
+    >>> old, new = Counts(), Counts()
+    >>> old.lines = 3
+    >>> new.restore(old.state())
+    >>> new.lines
+    3
+    """
+
+    HELD: ClassVar[tuple[type, ...]] = ()
+    NOT_KEPT: ClassVar[tuple[str, ...]] = ()
+
+    def state(self) -> bytes:
+        """See `trainwarden.detectors.protocol.Detector`."""
+        return pack(self._whose_memory, ObjectCodec(*self.HELD).dump(self))
+
+    def restore(self, state: bytes) -> None:
+        """See `trainwarden.detectors.protocol.Detector`."""
+        plain, _ = unpack(self._whose_memory, state)
+        ObjectCodec(*self.HELD).load(self, plain)
+
+    @property
+    def _whose_memory(self) -> str:
+        return type(self).__name__
 
 
 def _array(dtype: str, shape: list[int], data: bytes) -> Any:
@@ -161,7 +231,19 @@ def _is_part(value: object) -> bool:
     return type(value).__module__.startswith("trainwarden.detectors.") and hasattr(value, "__dict__")
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    if is_dataclass(value):
-        return tuple(field.name for field in fields(value))
-    return tuple(type(value).__struct_fields__)
+def _kept(subject: object, leave: tuple[str, ...]) -> list[str]:
+    left = {*leave, *getattr(subject, "NOT_KEPT", ())}
+    return [name for name, value in vars(subject).items() if name not in left and not isinstance(value, Config)]
+
+
+def _is_alike(value: Any, own: Any) -> bool:
+    """Whether `value` may take the place of an array as it was made, of which sides without length grow."""
+    if not isinstance(value, np.ndarray) or value.dtype != own.dtype or value.ndim != own.ndim:
+        return False
+    return all(have in (0, length) for have, length in zip(own.shape, value.shape, strict=True))
+
+
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind))
+    return tuple(getattr(kind, "__struct_fields__", ()))

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from trainwarden.detectors.job.packed import pack, unpack
 
 Ints = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 COLUMNS: Final = ("duration_s", "compute_s", "wait_s", "pause_s", "micro_batches")
 _KIND: Final = "step_ring"
 _BY_ROW: Final = ("_steps", "_epochs", "_ends_s", "_quiet", "_repaced")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 
 from trainwarden.detectors.job.common_mode import quiet_median
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import LogLine, Window, job_duration_s
 from trainwarden.detectors.logs.complaints import Complaints
 from trainwarden.detectors.logs.device_lines import Tasks, as_said, device_of, node_said, of_program
@@ -22,7 +22,6 @@ from trainwarden.detectors.logs.findings import EVENT_KIND, Consequences, Findin
 from trainwarden.detectors.logs.rules import LogRule, LogRules, shipped_rules
 from trainwarden.detectors.logs.storms import LogStorms, Source, StormConfig
 from trainwarden.detectors.protocol import Role
-from trainwarden.errors import DetectorError
 from trainwarden.log_text import behind_prefixes
 from trainwarden.records import EventRecord, IncidentKind, Vote
 
@@ -68,7 +67,7 @@ class LogWindowConfig(StormConfig, frozen=True, kw_only=True):
     rules: str | None = None
 
 
-class LogWindow:
+class LogWindow(WholeMemory):
     """What the log lines of a job say.
 
     Parameters
@@ -82,6 +81,8 @@ class LogWindow:
 
     Config = LogWindowConfig
     role = Role(reads="logs", opens=("any",), weight=0.0, transom=True)
+    HELD = (Complaints, Consequences, Finding, Source, Tasks)
+    NOT_KEPT = ("_rules", "_shown")
 
     def __init__(self, config: LogWindowConfig) -> None:
         self._config = config
@@ -135,6 +136,10 @@ class LogWindow:
         reason = f"{accused[0].node}: {accused[0].reason}; {vote.reason}"
         return msgspec.structs.replace(vote, suspects=accused, reason=reason)
 
+    def _restored(self) -> None:
+        kept = {_identity(finding): finding for finding in self._recent.values()}
+        self.findings = deque((kept.get(_identity(one), one) for one in self.findings), maxlen=MAX_FINDINGS)
+
     def _last_words(self, window: Window) -> Vote | None:
         """The vote on a job that has stopped and left only lines that follow from a failure."""
         near_s = self._config.same_finding_s
@@ -143,36 +148,6 @@ class LogWindow:
         return self._consequences.vote(
             window, now_s=self._now_s, line_s=self._line_s, near_s=near_s, stopped_s=self._config.stopped_s
         )
-
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain: dict[str, Any] = {"recent": self._recent, "now_s": self._now_s, "line_s": self._line_s}
-        plain |= {
-            "ended_s": self._ended_s,
-            "judged": self._judged,
-            "tasks": self._tasks,
-            "complaints": self._complaints,
-            "consequences": self._consequences,
-            "findings": list(self.findings),
-        }
-        return pack("log_window", plain | self._storms.state())
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, _ = unpack("log_window", state)
-        try:
-            self._storms.restore(plain)
-            self._complaints = msgspec.convert(plain.get("complaints", {}), Complaints)
-            self._consequences = msgspec.convert(plain.get("consequences", {}), Consequences)
-            self._tasks = msgspec.convert(plain.get("tasks", {}), Tasks)
-            self._recent = msgspec.convert(plain["recent"], dict[str, Finding])
-            kept = {_identity(finding): finding for finding in self._recent.values()}
-            found = msgspec.convert(plain["findings"], list[Finding])
-            self.findings = deque((kept.get(_identity(one), one) for one in found), maxlen=MAX_FINDINGS)
-        except (KeyError, msgspec.ValidationError) as error:
-            raise DetectorError(f"state of log_window is damaged: {error}") from error
-        self._now_s, self._shown, self._ended_s = plain["now_s"], 0, float(plain.get("ended_s", -1.0))
-        self._line_s, self._judged = float(plain.get("line_s", 0.0)), bool(plain.get("judged", False))
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -215,7 +190,7 @@ class LogWindow:
         node, rank = self._whose(rule, line)
         key = f"{node}/{line.source}"
         device = device_of(line.line) if class_ in {"H", "N"} or rule.id == "kernel.storage" else None
-        if role == "root" and class_ == "A" and self._just_ended(line):
+        if role == "root" and ((class_ == "A" and self._just_ended(line)) or self._of_own_port(rule, line)):
             role = "cascade"
         finding = Finding(
             rule=rule.id, class_=class_, role=role, kind=kind, severity=severity, node=node, source=line.source,
@@ -238,6 +213,14 @@ class LogWindow:
             return
         self._recent[of_kind] = finding
         self.findings.append(finding)
+
+    def _of_own_port(self, rule: LogRule, line: LogLine) -> bool:
+        """Whether a host complains of a peer while a port of its own has just been lost: one cause."""
+        return rule.id == "nccl.ib_retry_exceeded" and any(
+            one.kind == "nic_down" and one.node == line.node and one.role == "root"
+            and abs(line.time_s - one.last_s) <= self._config.same_finding_s
+            for one in self._recent.values()
+        )  # fmt: skip
 
     def _whose(self, rule: LogRule, line: LogLine) -> tuple[str, int | None]:
         """Node and rank that the line tells of: a scheduler's word counts more than where it was read."""

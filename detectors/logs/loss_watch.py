@@ -1,21 +1,47 @@
-"""Vote: the loss or the gradient norm that a trainer prints is not finite, or far above what it was."""
+"""Vote: the loss or the gradient norm that a trainer prints is not finite, or far above what it was.
+
+Lines of a trainer that prints its loss: as it should be, or not a number from the middle on.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import LogLine, Window
 from trainwarden.detectors.logs.loss_lines import printed
-from trainwarden.detectors.logs.loss_stream import loss_records
 from trainwarden.detectors.protocol import Role
-from trainwarden.errors import DetectorError
-from trainwarden.records import Vote
+from trainwarden.records import LogRecord, Vote
 from trainwarden.settings import Config
+
+START_S = 1_000_000.0
+_LINES = 60
+
+
+def loss_records(sick: bool) -> list[tuple[float, LogRecord]]:
+    """Pairs of (time sent, record): a line a second; if `sick` the loss is NaN from the 40th line on."""
+    rng = np.random.default_rng(0)
+    records = []
+    for step in range(_LINES):
+        time_s = START_S + step
+        loss = "nan" if sick and step >= 40 else f"{4.0 - 0.01 * step + rng.normal(0.0, 0.02):.4f}"
+        line = f"step {step} | loss: {loss} | grad_norm: {rng.uniform(0.8, 1.2):.3f}"
+        record = LogRecord(
+            job="job",
+            node="node0",
+            source="rank-0.log",
+            rank=0,
+            ends=(80 * (step + 1),),
+            lines=(line,),
+            times_s=(time_s,),
+        )
+        records.append((time_s, record))
+    return records
+
 
 MAX_SERIES: Final = 4_096  # sources times two; those that come later are not followed
 KEPT: Final = 64  # values that the level is taken over
@@ -23,7 +49,6 @@ LEAST: Final = 32  # before which nothing is said of spikes: warm-up is wild
 WIDTHS: Final = 8.0  # robust standard deviations (1.4826 times the median distance from the median)
 LEAST_SHARE: Final = {"loss": 0.2, "gradient norm": 4.0}  # of the level, that a spike is above it at least
 FORGET: Final = 200  # values after which a new level is the level
-_KIND: Final = "loss_watch"
 
 
 class Series(msgspec.Struct):
@@ -38,7 +63,7 @@ class Series(msgspec.Struct):
     level: float = 0.0
 
 
-class LossWatch:
+class LossWatch(WholeMemory):
     """Loss and gradient norm, as printed: `silent_corruption`, which accuses nobody and asks for validation.
 
     A value that is not finite counts at once for the loss if the next one is not either; mixed precision skips single
@@ -61,6 +86,7 @@ class LossWatch:
 
     role = Role(reads="logs", opens=("verified",), weight=0.0)  # what a loss says is no witness of slowness
     contract_stream = staticmethod(loss_records)
+    HELD = (Series,)
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -90,27 +116,6 @@ class LossWatch:
         if not self._series:
             return Vote(opinion="abstain", reason="no line tells a loss or a gradient norm")
         return Vote(opinion="normal")
-
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain = [[list(key), msgspec.to_builtins(one)] for key, one in self._series.items()]
-        for _, one in plain:
-            one["value"] = str(one["value"])  # NaN is no number of a state's
-        return pack(_KIND, {"series": plain, "life": self._life})
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain: dict[str, Any]
-        plain, _ = unpack(_KIND, state)
-        try:
-            rows = [
-                (tuple(key), msgspec.convert(one | {"value": float(one["value"])}, Series))
-                for key, one in plain["series"]
-            ]
-            self._life = int(plain["life"])
-            self._series = {(str(node), str(source), str(what)): one for (node, source, what), one in rows}
-        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -148,24 +148,6 @@ class LogStorms:
         excess = worst / self._config.storm_lines
         return min(0.499, excess / (1.0 + excess))
 
-    def state(self) -> dict[str, Any]:
-        """Plain data for `restore`."""
-        return {"sources": self._sources}
-
-    def restore(self, plain: dict[str, Any]) -> None:
-        """Go on from `plain`.
-
-        Raises
-        ------
-        msgspec.ValidationError, KeyError
-            If it is no such state.
-        """
-        self._sources = msgspec.convert(plain["sources"], dict[str, Source], dec_hook=_as_deque)
-
-
-def _as_deque(kind: type, value: Any) -> Any:
-    return deque(tuple(entry) for entry in value)
-
 
 def _within(entries: deque[Any], since_s: float) -> int:
     """Drop what is older than `since_s`; the number of lines that remain."""

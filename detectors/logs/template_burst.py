@@ -7,11 +7,11 @@ but that it is new, or far above its own normal rate, and comes from one source 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import LogLine, Window
 from trainwarden.detectors.logs.line_counts import (
     BUCKETS,
@@ -25,7 +25,6 @@ from trainwarden.detectors.logs.line_counts import (
 from trainwarden.detectors.logs.storms import is_frame
 from trainwarden.detectors.logs.templates import OVERFLOW, LogTemplates
 from trainwarden.detectors.protocol import Role, abstain
-from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 
@@ -66,7 +65,7 @@ class TemplateBurstConfig(Config, frozen=True, kw_only=True):
     max_templates: Annotated[int, msgspec.Meta(ge=16, le=1_000_000)] = 4096
 
 
-class TemplateBurst:
+class TemplateBurst(WholeMemory):
     """What the wording of a job's log lines says.
 
     Parameters
@@ -76,6 +75,8 @@ class TemplateBurst:
 
     Config = TemplateBurstConfig
     role = Role(reads="logs", opens=("any",), weight=0.0)
+    HELD = (Run, Source)
+    NOT_KEPT = ("_touched",)
 
     def __init__(self, config: TemplateBurstConfig) -> None:
         self._config = config
@@ -129,34 +130,6 @@ class TemplateBurst:
             return abstain("still learning what the job normally logs")
         excess = self._nearest / self._config.burst_lines
         return Vote(opinion="normal", score=min(0.499, excess / (1.0 + excess)))
-
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain: dict[str, Any] = {
-            "templates": self._templates.state(), "peaks": list(self._peaks.items()), "runs": self._runs,
-            "sources": self._sources, "lines": self._lines, "since_s": self._since_s, "now_s": self._now_s,
-            "fitted": self._fitted, "swept_s": self._swept_s, "nearest": self._nearest,
-        }  # fmt: skip
-        return pack("template_burst", plain)
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, _ = unpack("template_burst", state)
-        try:
-            templates = LogTemplates(self._config.max_templates)
-            templates.restore(plain["templates"])
-            self._peaks = dict(msgspec.convert(plain["peaks"], list[tuple[int, int]]))
-            self._runs = msgspec.convert(plain["runs"], dict[str, Run])
-            self._sources = msgspec.convert(plain["sources"], dict[str, Source])
-            self._lines = msgspec.convert(plain["lines"], int)
-            self._since_s = msgspec.convert(plain["since_s"], float | None)
-            self._now_s = msgspec.convert(plain["now_s"], float)
-            self._fitted = msgspec.convert(plain["fitted"], bool)
-            self._swept_s = msgspec.convert(plain["swept_s"], float)
-            self._nearest = msgspec.convert(plain["nearest"], int)
-        except (KeyError, TypeError, msgspec.ValidationError) as error:
-            raise DetectorError(f"state of template_burst is damaged: {error}") from error
-        self._templates, self._touched = templates, set()
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ masked lines in front makes repetitions cost one dictionary look-up.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
-import msgspec
+from trainwarden.errors import DetectorError
 
 MAX_CHARS: Final = 300
 MAX_TOKENS: Final = 32
@@ -40,6 +40,8 @@ class LogTemplates:
     False
     """
 
+    NOT_KEPT = ("_limit", "_similarity", "_cache")
+
     def __init__(self, limit: int, similarity: float = 0.6) -> None:
         self._limit = limit
         self._similarity = similarity
@@ -65,23 +67,10 @@ class LogTemplates:
         """The template as one line."""
         return " ".join(self._words[number])
 
-    def state(self) -> dict[str, Any]:
-        """Plain data for `restore`; the cache is left out, it says nothing new."""
-        return {"words": self._words, "leaves": self._leaves}
-
-    def restore(self, plain: dict[str, Any]) -> None:
-        """Go on from `plain`.
-
-        Raises
-        ------
-        msgspec.ValidationError, KeyError
-            If it is no such state.
-        """
-        words = msgspec.convert(plain["words"], list[list[str]])
-        leaves = msgspec.convert(plain["leaves"], dict[str, list[int]])
-        if not words or any(not 0 < number < len(words) for leaf in leaves.values() for number in leaf):
-            raise msgspec.ValidationError("leaves name templates that are not there")
-        self._words, self._leaves, self._cache = words, leaves, {}
+    def _restored(self) -> None:
+        if not self._words or any(not 0 < one < len(self._words) for leaf in self._leaves.values() for one in leaf):
+            raise DetectorError("leaves name templates that are not there")
+        self._cache = {}
 
     def _parse(self, masked: str) -> int:
         words = masked.split(maxsplit=MAX_TOKENS)[:MAX_TOKENS]

@@ -6,20 +6,17 @@ Metrics of a few nodes whose error counters stand still for two hours: until one
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from trainwarden.catalogue import lookup
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.samples import Entity, name_of
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.metrics.bundle.calibration import squeeze
 from trainwarden.detectors.metrics.stillness import StillFamily
 from trainwarden.detectors.protocol import Role
-from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord, Suspect, Vote
 from trainwarden.settings import Config
 
@@ -48,7 +45,6 @@ def still_records(sick: bool) -> list[tuple[float, MetricsRecord]]:
 MAX_SUSPECTS: Final = 16
 MAX_METRICS: Final = 8
 QUIET: Final = frozenset({"start", "restart", "exit", "ended"})  # phases in which all may move
-_KIND: Final = "still_metrics"
 WEEK: Final = 9.2  # nats: one minute in 10,000; what has stood for so long may open by itself
 # Metrics that move when something breaks; the others measure work.
 _TELLS: Final = re.compile(
@@ -59,7 +55,7 @@ Moved = tuple[float, str, int, int, bool]
 """Nats, family, metric and row of what moves, and whether that lasts and tells."""
 
 
-class StillMetrics:
+class StillMetrics(WholeMemory):
     """Metrics that never moved in normal time move: graded by how long they had stood on all entities of a family.
 
     Such a vote supports those of the models. It opens an incident alone where the metric was away in three of five
@@ -82,6 +78,8 @@ class StillMetrics:
 
     role = Role(reads="samples", opens=("verified",), past=False)
     contract_stream = staticmethod(still_records)
+    HELD = (Entity, StillFamily)
+    NOT_KEPT = ("_leave_out", "_found")
 
     def __init__(self, config: Config) -> None:
         self._leave_out = frozenset(config.leave_out)
@@ -111,32 +109,7 @@ class StillMetrics:
             return Vote(opinion="abstain", reason="no metric was measured")
         return Vote(opinion="normal")
 
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        families = {
-            name: {"names": one.names, "entities": [[row, list(who)] for row, who in one.entities.items()]}
-            for name, one in self._families.items()
-        }
-        arrays: dict[str, npt.NDArray[Any]] = {}
-        for number, one in enumerate(self._families.values()):
-            arrays |= {f"{number}/{part}": array for part, array in one.arrays().items()}
-        return pack(_KIND, {"now_s": self._now_s, "families": families}, arrays)
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, arrays = unpack(_KIND, state)
-        families: dict[str, StillFamily] = {}
-        try:
-            for number, (name, said) in enumerate(plain["families"].items()):
-                one = families[name] = StillFamily()
-                rows = msgspec.convert(said["entities"], list[tuple[int, Entity]])
-                names = msgspec.convert(said["names"], list[str])
-                known = {row: Entity(*who) for row, who in rows}
-                one.restore(names, known, {part: arrays[f"{number}/{part}"] for part in one.arrays()})
-            self._now_s = float(plain["now_s"])
-        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
-        self._families = families
+    def _restored(self) -> None:
         self._found = self._look()
 
     # -- internals -------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ succession, 1814). Minutes are the family's, not summed over its entities: of tw
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -97,25 +97,6 @@ class StillFamily:
         common = (many > 1) & (away.sum(axis=1) > np.maximum(1, 0.2 * many))
         away &= ~common[:, None]
         return away, away & _LASTS[self.recent.astype(np.int64)]
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays for `restore`; names and entities go beside them."""
-        return {name: getattr(self, name) for name in (*_CELLS, *_METRICS, "heard_s")}
-
-    def restore(self, names: list[str], entities: dict[int, Entity], arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from what was kept.
-
-        Raises
-        ------
-        KeyError, ValueError
-            If it does not fit together.
-        """
-        self.names, self.entities, rows = names, entities, arrays["heard_s"].size
-        for name in _METRICS:
-            setattr(self, name, arrays[name].astype(np.float64).reshape(len(names)))
-        self.heard_s = arrays["heard_s"].astype(np.float64)
-        for name in _CELLS:
-            setattr(self, name, arrays[name].astype(np.float64).reshape(len(names), rows))
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.samples import Entity, Floats, ScoredSamples
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.metrics.bundle.members import ALL_MODELS
@@ -19,7 +19,6 @@ from trainwarden.detectors.metrics.family_memory import PARTS, FamilyMemory, str
 from trainwarden.detectors.metrics.hysteresis import ModelVoteConfig, rarity
 from trainwarden.detectors.metrics.scores import NO_MODELS
 from trainwarden.detectors.protocol import Role, abstain
-from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 
 __all__ = ["MAX_SUSPECTS", "ModelVote", "ModelVoteConfig"]
@@ -32,7 +31,7 @@ TOGETHER: Final = (
 ENSEMBLE: Final = "ensemble"  # what the mean of all models is called among versions
 
 
-class ModelVote:
+class ModelVote(WholeMemory):
     """The vote of one trained model over all entities.
 
     Attributes
@@ -51,6 +50,7 @@ class ModelVote:
     whole: ClassVar[bool] = False
     silence: ClassVar[str] = "warm-up: no sample that the model could judge yet"
     more: Final = False
+    HELD = (Entity, FamilyMemory)
 
     def __init__(self, config: ModelVoteConfig) -> None:
         self._config = config
@@ -240,41 +240,6 @@ class ModelVote:
         return Suspect(
             score=min(peak, 1.0), reason=reason, rank=entity.rank, node=entity.node, device=entity.device, weight=weight
         )
-
-    # -- state -----------------------------------------------------------------------------------------------
-
-    def state(self) -> bytes:
-        """Everything that `restore` needs."""
-        arrays: dict[str, npt.NDArray[Any]] = {}
-        plain: dict[str, Any] = {"why": self._why, "provisional": self._provisional, "families": []}
-        plain["weights"] = dict(self._weights)
-        for number, (name, family) in enumerate(self._families.items()):
-            blamed = [[row, list(names)] for row, names in family.blamed.items()]
-            entities = [list(one) for one in family.entities]
-            plain["families"].append([name, family.size, family.pace, family.paced, entities, blamed])
-            arrays |= {f"{number}/{part}": getattr(family, part) for part in PARTS}
-        return pack(self.member, plain, arrays)
-
-    def restore(self, state: bytes) -> None:
-        """Go on from `state`; raises DetectorError if it is another's or damaged."""
-        plain, arrays = unpack(self.member, state)
-        families: dict[str, FamilyMemory] = {}
-        try:
-            for number, (name, size, pace, paced, entities, blamed) in enumerate(plain["families"]):
-                family = families[name] = FamilyMemory([Entity(*one) for one in entities], int(size))
-                family.pace, family.paced = float(pace), int(paced)
-                arrays.setdefault(f"{number}/common", np.zeros(len(entities), dtype=np.bool_))  # older ones have none
-                for part in PARTS:
-                    stored = arrays[f"{number}/{part}"].astype(getattr(family, part).dtype)
-                    if stored.shape != (len(entities),):
-                        raise DetectorError(f"state of {self.member} is damaged: {part} has shape {stored.shape}")
-                    setattr(family, part, stored)
-                family.blamed = {int(row): tuple(names) for row, names in blamed}
-            self._families, self._why = families, str(plain["why"])
-            self._provisional = bool(plain.get("provisional"))
-            self._weights = {str(name): float(weight) for name, weight in plain.get("weights", {}).items()}
-        except (KeyError, TypeError, ValueError) as error:
-            raise DetectorError(f"state of {self.member} is damaged: {error}") from error
 
 
 def _called(entity: Entity) -> str:

@@ -44,6 +44,8 @@ class Bocd:
     3
     """
 
+    NOT_KEPT = ("_log_hazard", "_log_survive", "_norm")
+
     def __init__(self, series: int, hazard: float, width: int = 32) -> None:
         self._log_hazard = np.log(hazard)
         self._log_survive = np.log1p(-hazard)
@@ -128,16 +130,6 @@ class Bocd:
         within = (self.run >= least) & (self.run <= most)
         mass: Floats = np.exp(np.where(within, self.log_mass, -np.inf)).sum(axis=1)
         return mass
-
-    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """The whole state; `load` takes it back."""
-        return {"log_mass": self.log_mass, "run": self.run, "mean": self._mean, "scatter": self._scatter}
-
-    def load(self, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
-        """Go on from `arrays`."""
-        self.log_mass, self.run = arrays["log_mass"].astype(np.float64), arrays["run"].astype(np.int64)
-        self._mean, self._scatter = arrays["mean"].astype(np.float64), arrays["scatter"].astype(np.float64)
-        self._width = self.log_mass.shape[1]
 
     def _predictive(self, x: Floats, run: npt.NDArray[np.int64], mean: Floats, scatter: Floats) -> Floats:
         """Log density of `x` under each hypothesis: Student t with 2 alpha degrees of freedom."""

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainwarden.detectors.job.common_mode import median_of_others, noise, quiet_median
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import Window, job_duration_s
 from trainwarden.detectors.pace.change_config import ChangePointConfig
 from trainwarden.detectors.pace.contention import LOST, Contention, HostContention
@@ -37,7 +37,6 @@ from trainwarden.detectors.pace.shifts.level_shifts import LevelShifts, ShiftCon
 from trainwarden.detectors.pace.shifts.shift import Mechanism, Shift
 from trainwarden.detectors.peers.slow_ranks import own_s, slow_vote, step_of
 from trainwarden.detectors.protocol import Role, abstain
-from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
 
 Floats = npt.NDArray[np.float64]
@@ -133,14 +132,6 @@ class RowMemory:
             steady = (apart >= middle / 2.0).mean(axis=0)
             errors = middle * np.sqrt(len(after)) / np.maximum(noise(usual), LEAST_NOISE)
         return Growth(quiet_median(after) - quiet_median(before), np.asarray(steady), np.asarray(errors))
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` takes it back."""
-        return {"steps": self._steps, "ends_s": self._ends_s, "own": self._own}
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`."""
-        self._steps, self._ends_s, self._own = (arrays[name].copy() for name in ("steps", "ends_s", "own"))
 
 
 PLANNED_ROWS: Final = (-1, 5)  # a change that begins this near to a row of the plan is the plan taking effect
@@ -245,7 +236,7 @@ class FoundChange:
         return self.after_s / self.before_s
 
 
-class ChangePoint:
+class ChangePoint(WholeMemory):
     """Verified changes of pace.
 
     Parameters
@@ -260,6 +251,8 @@ class ChangePoint:
     Config = ChangePointConfig
     role = Role(reads="steps", opens=("verified",))
     more = False
+    HELD = (PlannedPace,)
+    NOT_KEPT = ("found",)
 
     def __init__(self, config: ChangePointConfig) -> None:
         self._config = config
@@ -274,7 +267,7 @@ class ChangePoint:
         self._host = HostContention()
         self._slow_since = self._told = -1
         self._of_host = False  # told as the host's doing; what was told as the job's stays so
-        self._shares: Any = np.zeros(0)
+        self._shares: Any = np.zeros(0, dtype=np.float32)
         self.found: deque[FoundChange] = deque(maxlen=MAX_FOUND)
 
     def update(self, window: Window) -> None:
@@ -325,38 +318,15 @@ class ChangePoint:
             return slow_vote(slow, window, "compute time relative to the other ranks has stepped up")
         return self._slow_job(window, ratio, shared=shared(growth, ratio))
 
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain = {
-            "next_seq": self._next_seq, "seen_rows": self._seen_rows, "nodes": self._nodes,
-            "planned": self._planned, "left_out": self._left_out(), "hosts": self._host.nodes,
-            "slow_since": self._slow_since, "told": self._told, "of_host": self._of_host,
-        }  # fmt: skip
-        arrays: dict[str, npt.NDArray[Any]] = {f"job.{name}": array for name, array in self._job.arrays().items()}
-        arrays |= {f"ranks.{name}": array for name, array in self._ranks.arrays().items()}
-        arrays |= {f"rows.{name}": array for name, array in self._rows.arrays().items()}
-        arrays |= {f"host.{name}": array for name, array in self._host.arrays().items()}
-        return pack("change_point", plain, arrays | {"rejected": self._rejected, "shares": self._shares})
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, arrays = unpack("change_point", state)
-        if plain["left_out"] != self._left_out():
-            raise DetectorError("this state of change_point is of one that leaves out other mechanisms")
-        self._next_seq, self._seen_rows = plain["next_seq"], plain["seen_rows"]
-        self._nodes, self._planned = tuple(plain["nodes"]), msgspec.convert(plain["planned"], PlannedPace)
-        self._host.load(plain["hosts"], {name[5:]: array for name, array in arrays.items() if name.startswith("host.")})
-        self._slow_since, self._told = plain["slow_since"], plain["told"]
-        self._of_host = bool(plain.get("of_host"))  # states of before are without
-        self._rejected, self._shares = arrays["rejected"].copy(), arrays["shares"].copy()
-        self._rows.load({name[5:]: array for name, array in arrays.items() if name.startswith("rows.")})
-        self._job.load({name[4:]: array for name, array in arrays.items() if name.startswith("job.")})
-        self._ranks.load({name[6:]: array for name, array in arrays.items() if name.startswith("ranks.")})
-
     # -- internals -------------------------------------------------------------------------------------------
 
+    @property
+    def _whose_memory(self) -> str:
+        """With what the job's series and those of the ranks are found without: their state has no room for it."""
+        job, ranks = self._left_out()
+        return f"ChangePoint without {', '.join(job) or 'none'}, of ranks {', '.join(ranks) or 'none'}"
+
     def _left_out(self) -> list[list[str]]:
-        """What the job's series and those of the ranks are found without: their state has no room for it."""
         config = self._config
         return [sorted({*config.leave_out, *one.leave_out}) for one in (config.job, config.ranks)]
 

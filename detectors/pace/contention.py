@@ -5,17 +5,15 @@ By the rule of `trainwarden.detectors.peers.cpu_wait`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, QUEUED, STOLEN, most_explaining, said
-from trainwarden.errors import DetectorError
 from trainwarden.records import MetricsRecord, Suspect
 
 LOST: Final = (QUEUED, STOLEN)
@@ -104,33 +102,6 @@ class HostContention:
         if worst is None:
             return None
         return Contention(list(self._nodes)[worst], float(self._before[worst]), float(levels[worst]))
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state but for the nodes' names."""
-        size = len(self._nodes)
-        kept = {"times_s": self._times_s, "shares": self._shares, "counts": self._counts}
-        return {name: array[:size] for name, array in kept.items()} | {"before": self._before[:size]}
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Names, in the order of `arrays`."""
-        return tuple(self._nodes)
-
-    def load(self, nodes: Sequence[str], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from `nodes` and `arrays`.
-
-        Raises
-        ------
-        DetectorError
-            If they do not fit together.
-        """
-        cube = (len(nodes), len(LOST), KEPT)
-        shapes = {"times_s": cube, "shares": cube, "counts": cube[:2]}
-        if any(arrays[name].shape != shape for name, shape in shapes.items()) or arrays["before"].size > len(nodes):
-            raise DetectorError("this was not kept of what hosts have lost")
-        self._nodes = {node: row for row, node in enumerate(nodes)}
-        self._times_s, self._shares = arrays["times_s"].astype(np.float64), arrays["shares"].astype(np.float64)
-        self._counts, self._before = arrays["counts"].astype(np.int64), arrays["before"].astype(np.float64)
 
     def _widen(self, room: int) -> None:
         more = room - len(self._counts)

@@ -4,6 +4,10 @@ A hang is declared from heartbeats while the iteration is still running, so it n
 average of a step is one (He et al., Unicron, 2024, section 4.1). How long to wait depends on what the culprit is doing,
 because a stopped process will not come back on its own and a rank that burns CPU may just be evaluating: three usual
 steps and the longest such pause that is known, at least what an unknown pause may take, and never more than `most_s`.
+
+Who holds up ranks that wait, where hosts run ahead of their devices: the counts of calls decide, not hosts' states.
+
+A host that waits for its device is in no collective, and is no culprit for it.
 """
 
 from __future__ import annotations
@@ -15,11 +19,44 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trainwarden.detectors.collectives.count_watch import blame, heard
 from trainwarden.detectors.job.beats import EXIT, KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
 from trainwarden.detectors.job.window import Window
-from trainwarden.detectors.pace.stall_culprits import stall_culprits
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
+
+_MOST: Final = 0.5  # of the ranks: if more have begun equally few calls, that tells nobody
+_WHAT: Final = {
+    "host": "its host has not enqueued a call that others wait in",
+    "device": "its device has not started a call that others wait in",
+    "link": "",
+}
+
+
+def stall_culprits(window: Window, absent: Flags, lasted_s: float) -> tuple[Flags, str]:
+    """Ranks that hold up the others, and what tells so; nobody where that is not known.
+
+    Parameters
+    ----------
+    window : Window
+    absent : bool [ranks]
+        Have not come to the collective in which others are seen to wait.
+    lasted_s : float
+        How long nobody has moved: what ranks have told of their counts meanwhile still holds.
+    """
+    if absent.sum() == 1:
+        return absent, ""
+    out = np.zeros(absent.size, dtype=np.bool_)
+    found = None if window.counts is None else blame(heard(window.counts, window, lasted_s))
+    if found is not None:
+        out[[column for column in found.columns if column < out.size]] = True
+        return out & window.live, _WHAT[found.kind]
+    calls = window.beats.calls[: absent.size]
+    fewest = absent & (calls == calls[absent].min(initial=np.iinfo(np.int64).max))
+    if fewest.sum() < _MOST * window.live.sum() and (calls[window.live & ~fewest] > calls[fewest].max(initial=0)).all():
+        return fewest, "it has begun the fewest collective calls"
+    return out, ""
+
 
 Flags = npt.NDArray[np.bool_]
 MAX_SUSPECTS: Final = 16
@@ -129,6 +166,8 @@ class HangWatch:
     longest_s : dict
         By kind, how long the longest standstill lasted that was no hang.
     """
+
+    NOT_KEPT = ("_still", "_hung")
 
     def __init__(self, config: HangConfig) -> None:
         self._config = config

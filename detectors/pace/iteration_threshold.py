@@ -6,12 +6,12 @@ standstill is a hang is judged in `trainwarden.detectors.pace.hang`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import Window, job_duration_s
 from trainwarden.detectors.pace.hang import HangConfig, HangWatch, hang_vote
 from trainwarden.detectors.pace.steal_time import StealTime
@@ -35,7 +35,7 @@ class IterationThresholdConfig(HangConfig, frozen=True, kw_only=True):
     warm_up: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
 
 
-class IterationThreshold:
+class IterationThreshold(WholeMemory):
     """Suspiciously long steps, and hangs.
 
     Parameters
@@ -46,6 +46,7 @@ class IterationThreshold:
     Config = IterationThresholdConfig
     role = Role(reads="steps", opens=("verified",))
     more = False
+    NOT_KEPT = ("_stolen",)
 
     def __init__(self, config: IterationThresholdConfig) -> None:
         self._config = config
@@ -91,23 +92,6 @@ class IterationThreshold:
             metrics=("iteration_duration_seconds",),
             at_step=int(window.steps[-1]) if len(window.steps) else None,
         )
-
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain: dict[str, Any] = {
-            "next_seq": self._next_seq, "average_s": self._average_s if self._steps else None,
-            "slowest_s": self._slowest_s, "steps": self._steps, "recent": self._recent,
-            "longest_s": self._hangs.longest_s,
-        }  # fmt: skip
-        return pack("iteration_threshold", plain)
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`; a standstill is seen afresh in the next window."""
-        plain, _ = unpack("iteration_threshold", state)
-        self._next_seq, self._steps = plain["next_seq"], plain["steps"]
-        self._average_s = float("nan") if plain["average_s"] is None else plain["average_s"]
-        self._slowest_s, self._recent = plain["slowest_s"], list(plain["recent"])
-        self._hangs.longest_s = dict(plain["longest_s"])
 
     # -- internals -------------------------------------------------------------------------------------------
 

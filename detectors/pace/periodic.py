@@ -7,7 +7,7 @@ is, is found anew with every row, because programs skip a beat now and then.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -116,19 +116,6 @@ class SeasonalityFilter:
             phase = (self._phase[series[mine]][None] - back) % period
             out[:, mine] -= self._pattern[phase, series[mine]]
         return out
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` takes it back."""
-        return {
-            "steady_rows": self._rows, "steady_period": self.period, "steady_phase": self._phase,
-            "steady_pattern": self._pattern, "steady_fed": np.array([self._fed]),
-        }  # fmt: skip
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`."""
-        self._rows, self._pattern = arrays["steady_rows"].copy(), arrays["steady_pattern"].copy()
-        self.period, self._phase = arrays["steady_period"].copy(), arrays["steady_phase"].copy()
-        self._fed = int(arrays["steady_fed"][0])
 
     def _expected(self, which: npt.NDArray[np.intp], period: int) -> Floats:
         """What the pattern is in the newest row of series `which`, after finding the phase that it is in."""

@@ -9,8 +9,8 @@ Records of a job whose ranks load data: the contract's checks of `trainwarden.de
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from trainwarden.detectors.job.beats import KNOWN_PAUSES, PHASE_CODE, PHASES, WAIT
 from trainwarden.detectors.job.common_mode import quiet_median
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import Window, job_duration_s
 from trainwarden.detectors.pace.steal_time import StealTime
 from trainwarden.detectors.protocol import Role, abstain
-from trainwarden.errors import DetectorError
 from trainwarden.records import (
     EventRecord,
     HeartbeatRecord,
@@ -92,7 +91,6 @@ def _beat(at_s: float, step: int, since_s: float, others: Phase, stalled: Phase)
 Flags = npt.NDArray[np.bool_]
 PAUSE: Final = "rank_pause_seconds"
 """The metric that votes on phases blame; no other vote that opens an incident does."""
-_KIND: Final = "phase_stalls"
 _DATA: Final = "data"
 _KINDS: Final[dict[str, IncidentKind]] = {
     "data": "data_stall",
@@ -152,7 +150,7 @@ class Pause:
         return self.lasted_s > max(HUNG_S, 2.0 * self.patience_s)
 
 
-class PhaseStalls:
+class PhaseStalls(WholeMemory):
     """Phases that hold up the job for much longer than they ever did.
 
     Parameters
@@ -164,6 +162,8 @@ class PhaseStalls:
     role = Role(reads="steps", opens=("verified",), weight=0.0)
     contract_stream = staticmethod(stall_records)
     more = False
+    HELD = (Pause, Suspect, Vote)
+    NOT_KEPT = ("_stolen",)
 
     def __init__(self, config: PhaseStallsConfig) -> None:
         self._config = config
@@ -199,28 +199,6 @@ class PhaseStalls:
         if len(window.steps) < LEAST_STEPS and self._vote.opinion == "normal":
             return abstain("warm-up")
         return self._vote
-
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain: dict[str, Any] = {
-            "past_s": self._past_s, "stalled": self._stalled, "has_beats": self._has_beats,
-            "pause": None if self._pause is None else asdict(self._pause),
-            "vote": msgspec.to_builtins(self._vote),
-        }  # fmt: skip
-        return pack(_KIND, plain)
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, _ = unpack(_KIND, state)
-        try:
-            self._past_s = msgspec.convert(plain["past_s"], dict[str, list[float]])
-            self._stalled = msgspec.convert(plain["stalled"], tuple[str, int, float, float] | None)
-            self._has_beats = bool(plain["has_beats"])
-            pause = plain["pause"]
-            self._pause = None if pause is None else Pause(**{**pause, "columns": tuple(pause["columns"])})
-            self._vote = msgspec.convert(plain["vote"], Vote)
-        except (KeyError, TypeError, msgspec.ValidationError) as error:
-            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
 
     # -- internals -------------------------------------------------------------------------------------------
 

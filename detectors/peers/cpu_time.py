@@ -3,20 +3,21 @@
 What ranks take by the clock on the wall is there mostly how long they wait for a processor, and chance. The seconds
 that they are on one are counted by the kernel, and stay within some 10 % of each other's. A rank is named if its CPU
 time has grown beside the others' and it computes longer than they do by the clock as well.
+
+Four ranks on a busy host, as their agents would send it; with one that needs half as much CPU time again.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from trainwarden.detectors.job.common_mode import median_of_others
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import Window
-from trainwarden.detectors.peers.cpu_stream import cpu_records
-from trainwarden.detectors.peers.cpu_wait import ON_CPU
+from trainwarden.detectors.peers.cpu_wait import ON_CPU, QUEUED
 from trainwarden.detectors.peers.rank_seconds import (
     BUSY,
     GROWN,
@@ -31,13 +32,51 @@ from trainwarden.detectors.peers.rank_seconds import (
 )
 from trainwarden.detectors.peers.slow_ranks import own_s
 from trainwarden.detectors.protocol import Role, abstain
-from trainwarden.errors import DetectorError
-from trainwarden.records import Suspect, Vote
+from trainwarden.records import IterationRecord, MetricsRecord, Record, Suspect, Vote
 from trainwarden.settings import Config
+
+Sent = tuple[float, Record]
+START_S: Final = 1_000_000.0
+_SECONDS, _RANKS, _SLOW, _FROM_S = 100, 4, 2, 50
+_STEP_S: Final = 0.25
+
+
+def cpu_records(sick: bool) -> list[Sent]:
+    """Steps of a quarter of a second and a sample each second; all wait for processors half of the time."""
+    rng, out = np.random.default_rng(0), list[Sent]()
+    for second in range(_SECONDS):
+        at_s = START_S + second + 1.0
+        times = np.where((np.arange(_RANKS) == _SLOW) & sick & (second >= _FROM_S), 1.5, 1.0)
+        names = tuple(f"rank-{rank}" for rank in range(_RANKS))
+        on_cpu = 0.3 * times * rng.lognormal(0.0, 0.03, _RANKS)
+        queued = 0.4 * rng.lognormal(0.0, 0.1, _RANKS)
+        out += [_steps(rank, second, times, rng) for rank in range(_RANKS)]
+        out.append(
+            (
+                at_s,
+                MetricsRecord(
+                    job="job", node="node0", time_s=at_s, devices=names, names=(ON_CPU, QUEUED),
+                    values=(tuple(on_cpu.tolist()), tuple(queued.tolist())), ranks=tuple(range(_RANKS)),
+                ),
+            )
+        )  # fmt: skip
+    return out
+
+
+def _steps(rank: int, second: int, times: Floats, rng: np.random.Generator) -> Sent:
+    """The steps of one rank that end in a second."""
+    count = int(1.0 / _STEP_S)
+    ends_s = tuple(START_S + second + _STEP_S * (one + 1) for one in range(count))
+    work_s = tuple((0.15 * times[rank] * rng.lognormal(0.0, 0.2, count)).tolist())
+    return ends_s[-1], IterationRecord(
+        job="job", node="node0", rank=rank, incarnation=str(rank),
+        steps=tuple(range(count * second, count * (second + 1))), end_s=ends_s, duration_s=(_STEP_S,) * count,
+        compute_s=work_s, wait_s=tuple(_STEP_S - one for one in work_s),
+    )  # fmt: skip
+
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-_KIND: Final = "cpu_time"
 SPLITS_S: Final = (10.0, 15.0, 20.0, 30.0, 45.0)  # ago: beginnings that are tried
 ERRORS: Final = 6.0  # standard errors that a growth must be above none: ranks, seconds and beginnings are many
 LATE_S: Final = 15.0  # newest seconds by which a named rank is judged again
@@ -48,7 +87,7 @@ MAX_SUSPECTS: Final = 16
 _STARTING: Final = frozenset({"start", "restart", "exit", "ended"})
 
 
-class CpuTime:
+class CpuTime(WholeMemory):
     """Ranks whose CPU time beside the others' has grown, where processors are scarce.
 
     Parameters
@@ -108,20 +147,6 @@ class CpuTime:
             at_step=int(window.steps[-1]) if len(window.steps) else None,
             metrics=(ON_CPU, "iteration_compute_seconds"),
         )  # fmt: skip
-
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain: dict[str, Any] = {"second": self._second, "nodes": self._nodes, "restarts": self._restarts}
-        return pack(_KIND, plain, {"slow": self._slow})
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, arrays = unpack(_KIND, state)
-        slow = arrays.get("slow", np.zeros(0))
-        if slow.ndim != 2 or len(slow) != 5:
-            raise DetectorError(f"state of {_KIND} is damaged")
-        self._second, self._restarts = int(plain["second"]), int(plain["restarts"])
-        self._nodes, self._slow = tuple(plain["nodes"]), slow.astype(np.float64)
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +43,6 @@ class Episode:
     needed: int = 8
     worst: float = 0.0
     stage: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """Fields by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
     def of_stage(self, ratio: float) -> str:
         """What is said of a stage that is slow from the start."""

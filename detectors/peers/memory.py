@@ -192,22 +192,6 @@ class PeerMemory:
         """Say of the newest `rows` steps of a rank whether it was slow in them."""
         self._rings["sick"][self._end - rows : self._end, column] = sick
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` takes it back."""
-        plain = {name: array for name, array in vars(self).items() if isinstance(array, np.ndarray)}
-        rings = {f"ring_{name}": array[self._end - ROWS : self._end] for name, array in self._rings.items()}
-        return plain | rings | {"count": np.array(self.count), "role_names": np.array(self.roles, dtype=np.str_)}
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`."""
-        self.count, self._end = int(arrays["count"]), ROWS
-        self.roles = tuple(str(name) for name in arrays["role_names"])
-        for name in [name for name, array in vars(self).items() if isinstance(array, np.ndarray)]:
-            setattr(self, name, arrays[name].copy())
-        for name, ring in self._rings.items():
-            kept = arrays[f"ring_{name}"]
-            self._rings[name] = np.concatenate([kept, np.zeros((SLACK, *kept.shape[1:]), dtype=ring.dtype)])
-
     # -- internals -------------------------------------------------------------------------------------------
 
     def _newest(self, name: str, rows: int) -> npt.NDArray[Any]:

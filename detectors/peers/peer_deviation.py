@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainwarden.detectors.job.common_mode import median_of_others, quiet_median
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.peers.episodes import Episode, Evidence, calm_rows, spell_ratio, trimmed_mean
 from trainwarden.detectors.peers.memory import HELD_BACK, LEARN, LEAST_PEERS, PeerMemory, PeerStep
@@ -31,7 +31,7 @@ OF_TWO: Final = "of two nobody can say which is the odd one"
 UNTOLD: Final = len(KINDS)  # durations alone, of ranks whose devices work behind the host's back: nobody's own time
 
 
-class PeerDeviation:
+class PeerDeviation(WholeMemory):
     """Stragglers among ranks of one role, and stages that are slow as a whole.
 
     Ranks are compared with their own earlier level, all others' changes taken out, and from the start with the other
@@ -52,6 +52,7 @@ class PeerDeviation:
     Config = PeerDeviationConfig
     role = Role(reads="steps", opens=("verified",))
     more = False
+    HELD = (Episode,)
 
     def __init__(self, config: PeerDeviationConfig) -> None:
         self._config = config
@@ -128,25 +129,9 @@ class PeerDeviation:
             verified=True,
         )
 
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain = {
-            "next_seq": self._next_seq, "nodes": self._nodes, "roles": self._roles,
-            "kind": self._kind, "other_kind": self._other_kind,
-            "open": [[column, episode.plain()] for column, episode in self._open.items()],
-            "episodes": [episode.plain() for episode in self.episodes if episode.to_step is not None],
-        }  # fmt: skip
-        return pack("peer_deviation", plain, self._memory.arrays() | {"slow": self._slow})
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, arrays = unpack("peer_deviation", state)
-        self._memory.load(arrays)
-        self._next_seq, self._slow = plain["next_seq"], arrays["slow"]
-        self._nodes, self._roles = tuple(plain["nodes"]), tuple(plain["roles"])
-        self._kind, self._other_kind = plain["kind"], plain["other_kind"]
-        self._open = {column: Episode(**episode) for column, episode in plain["open"]}
-        self.episodes = [Episode(**episode) for episode in plain["episodes"]] + list(self._open.values())
+    def _restored(self) -> None:
+        over = [episode for episode in self.episodes if episode.to_step is not None]
+        self.episodes = over + list(self._open.values())
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
 

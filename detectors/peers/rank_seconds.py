@@ -35,6 +35,12 @@ class RankSeconds(NamedTuple):
         """Which seconds are wholly within."""
         return np.asarray((self.seconds > after_s) & (self.seconds <= until_s))
 
+    @property
+    def known_until_s(self) -> float:
+        """The newest second in which any rank is measured, or the newest of all if none is."""
+        known = self.seconds[np.isfinite(self.queued).any(axis=1)]
+        return float(known[-1] if known.size else self.seconds[-1])
+
     def lost(self, when: Flags) -> Floats:
         """The share of time that each rank could not run in the seconds `when` [ranks]; NaN where not known."""
         return np.asarray(mean(self.queued[when]) + np.nan_to_num(mean(self.stolen[when])))

@@ -20,12 +20,11 @@ import numpy as np
 from trainwarden.detectors.calls.counts import Counts
 from trainwarden.detectors.calls.functions import NAMES, SEND, bus_factor
 from trainwarden.detectors.calls.joined import JoinedStep
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.protocol import Role, abstain
 from trainwarden.detectors.transfers.contract_stream import slow_link_records
 from trainwarden.detectors.transfers.link_memory import LEARN, LEAST_STEPS, SPANS, LinkMemory
-from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 
@@ -108,11 +107,10 @@ def named(counts: Counts | None, comm: int, columns: Sequence[int], window: Wind
 MANY: Final = 4  # groups between nodes that are slow together before it is the network
 MOST: Final = 0.5  # of them
 RELIEF: Final = 0.5  # of the log ratio that accuses
-_KIND: Final = "collective_links"
 _METRIC: Final = "collective_bus_bandwidth_bytes_per_second"
 
 
-class CollectiveLinks:
+class CollectiveLinks(WholeMemory):
     """Groups and pairs of ranks that transfer more slowly than their likes and than they did.
 
     Parameters
@@ -179,25 +177,6 @@ class CollectiveLinks:
         if together and not shared_nodes(links, window):
             return self._vote(links, (), "congestion", verified=True)
         return self._vote(links, suspects(links, window), "slow_link", verified=sure)
-
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain: dict[str, Any] = {
-            "since": list(self._since.items()), "alike": sorted(self._alike), "generation": self._generation,
-            "step": self._step,
-        }  # fmt: skip
-        return pack(_KIND, plain, self._memory.arrays())
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, arrays = unpack(_KIND, state)
-        try:
-            self._memory.load(arrays)
-            self._since = {int(key): (int(step), float(at_s)) for key, (step, at_s) in plain["since"]}
-            self._alike = {int(key) for key in plain["alike"]}
-            self._generation, self._step = int(plain["generation"]), int(plain["step"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -6,21 +6,20 @@ In synchronous training everybody waits for the slowest, and the slowest for nob
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 
 from trainwarden.detectors.calls.joined import JoinedStep
 from trainwarden.detectors.job.common_mode import quiet_median
-from trainwarden.detectors.job.packed import pack, unpack
+from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import Window, job_duration_s
 from trainwarden.detectors.protocol import Role, abstain
 from trainwarden.detectors.transfers.contract_stream import late_rank_records
 from trainwarden.detectors.transfers.lateness import Lateness
 from trainwarden.detectors.transfers.peer_groups import likes
-from trainwarden.errors import DetectorError
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 
@@ -28,7 +27,6 @@ MAX_SUSPECTS: Final = 16
 MOST: Final = 0.25  # of the ranks of one kind of work: if more are late alike, they have more to do
 RELIEF: Final = 0.5  # of the share that accuses; a rank that is late by less is back
 MAX_SPELLS: Final = 10_000
-_KIND: Final = "collective_waits"
 
 
 @dataclass(slots=True)
@@ -52,7 +50,7 @@ class StragglerEpisode:
         return what + (", it or one that shares its unmeasured group" if self.blind else ", and waits least itself")
 
 
-class CollectiveWaits:
+class CollectiveWaits(WholeMemory):
     """Stragglers by the waits in collective calls, in kernels on the device, of sampled steps.
 
     Parameters
@@ -83,6 +81,7 @@ class CollectiveWaits:
     role = Role(reads="calls", opens=("verified",))
     more = False
     contract_stream = staticmethod(late_rank_records)
+    HELD = (StragglerEpisode,)
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -121,24 +120,8 @@ class CollectiveWaits:
             at_step=int(self._memory.steps[-1]), metrics=("collective_wait_seconds",),
         )  # fmt: skip
 
-    def state(self) -> bytes:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain: dict[str, Any] = {
-            "nodes": self._nodes, "open": [(column, asdict(spell)) for column, spell in self._open.items()],
-            "spells": [asdict(spell) for spell in self.spells if spell.to_step is not None],
-        }  # fmt: skip
-        return pack(_KIND, plain, self._memory.arrays())
-
-    def restore(self, state: bytes) -> None:
-        """See `trainwarden.detectors.protocol.Detector`."""
-        plain, arrays = unpack(_KIND, state)
-        try:
-            self._memory.load(arrays)
-            self._nodes = tuple(str(node) for node in plain["nodes"])
-            self._open = {int(column): StragglerEpisode(**spell) for column, spell in plain["open"]}
-            self.spells = [*(StragglerEpisode(**spell) for spell in plain["spells"]), *self._open.values()]
-        except (KeyError, TypeError, ValueError) as error:
-            raise DetectorError(f"state of {_KIND} is damaged: {error}") from error
+    def _restored(self) -> None:
+        self.spells = [*(spell for spell in self.spells if spell.to_step is not None), *self._open.values()]
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -125,24 +125,6 @@ class Lateness:
         height = float(np.log1p(share))
         gain = np.nan_to_num(self.ratios[-self.remembered_steps :, column].astype(np.float64)[::-1] - height / 2.0)
         return int(np.argmax(np.cumsum(np.clip(gain, -1.5 * height, 1.5 * height)))) + 1
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` takes it back."""
-        return {"ratios": self.ratios, "steps": self.steps, "count": np.array(self.count)}
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`.
-
-        Raises
-        ------
-        ValueError, KeyError
-            If they are not a state's.
-        """
-        ratios, steps = arrays["ratios"], arrays["steps"]
-        if ratios.shape[:1] != (ROWS,) or steps.shape != (ROWS,):
-            raise ValueError("these are no steps of ranks")
-        self.ratios, self.steps = ratios.astype(np.float32), steps.astype(np.int64)
-        self.count = int(arrays["count"])
 
 
 def _each(recent: Floats) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -154,27 +154,6 @@ class LinkMemory:
     def forget(self) -> None:
         """Communicators are numbered anew."""
         self.__init__()  # type: ignore[misc]
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` takes it back."""
-        return {name: getattr(self, name) for name in _ARRAYS} | {"count": np.array(self.count)}
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`.
-
-        Raises
-        ------
-        ValueError, KeyError
-            If they are not a state's.
-        """
-        links = arrays["keys"].size
-        shapes = {"values": (ROWS, links), "beside": (ROWS, links)}
-        for name in _ARRAYS:
-            own = getattr(self, name)
-            if arrays[name].shape != shapes.get(name, (links,)) or arrays[name].dtype != own.dtype:
-                raise ValueError(f"{name} is no such array")
-            setattr(self, name, arrays[name].copy())
-        self.count = int(arrays["count"])
 
     # -- internals -------------------------------------------------------------------------------------------
 

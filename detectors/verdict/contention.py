@@ -147,14 +147,15 @@ def _judged(
     places = {int(rank): column for column, rank in enumerate(window.ranks)}
     known = [one.rank for one in suspects if one.rank is not None and one.rank in places and one.rank not in named]
     columns = np.array([places[rank] for rank in known], dtype=np.intp)
-    late = ranks.between(max(onset_s, window.end_s - RECENT_S))
-    beside, busy = _waits(columns, late, window, ranks)
-    before, _ = _waits(columns, ~late, window, ranks)
+    late = ranks.between(max(onset_s, ranks.known_until_s - RECENT_S))
+    there = window.live | np.isfinite(ranks.lost(late))  # those that have just ended waited too
+    beside, busy = _waits(columns, late, window, ranks, there)
+    before, _ = _waits(columns, ~late, window, ranks, there)
     early = window.end_s - onset_s < HOST_S
     unseen = np.isnan(beside) & early & np.isfinite(before)
     waiting = (busy >= BUSY) & ~_waits_little(onset_s, window, ranks)[columns]
     splits_s = (onset_s, *(window.end_s - ago for ago in SPLITS_S if window.end_s - ago > onset_s))
-    grown = cpu_growth(ranks, window.live, in_steps(window, ranks.seconds), splits_s) if waiting.any() else None
+    grown = cpu_growth(ranks, there, in_steps(window, ranks.seconds), splits_s) if waiting.any() else None
     found = {
         rank: _Found("what the host says remains to be seen") if unseen[place]
         else _said(int(columns[place]), float(busy[place]), grown, window) if waiting[place] and grown is not None
@@ -176,10 +177,10 @@ def _said(column: int, busy: float, grown: CpuGrowth, window: Window) -> _Found:
     return _Found(f"{where}; beside the others, rank {int(window.ranks[column])} is on a CPU {times}")
 
 
-def _waits(columns: Columns, when: Flags, window: Window, ranks: RankSeconds) -> tuple[Floats, Floats]:
+def _waits(columns: Columns, when: Flags, window: Window, ranks: RankSeconds, there: Flags) -> tuple[Floats, Floats]:
     """How much of the time the other ranks of the same nodes wait, and how busy that makes the host [columns]."""
     lost, nodes = ranks.lost(when), np.array(window.nodes)
-    others = (nodes[:, None] == nodes[columns]) & window.live[:, None]
+    others = (nodes[:, None] == nodes[columns]) & there[:, None]
     alone = others.sum(axis=0) == 1
     others[columns, np.arange(columns.size)] &= alone
     beside = quiet_median(np.where(others, lost[:, None], np.nan))

@@ -16,6 +16,7 @@ from tests.benchmarks import bench_bocd
 from tests.examples import examples
 from tests.unit.detectors.detection_streams import START_S, Job
 from trainwarden.detectors.job.common_mode import median_of_others, quiet_median
+from trainwarden.detectors.job.object_codec import ObjectCodec
 from trainwarden.detectors.pace.bocd import ALPHA, BETA, KAPPA, Bocd
 from trainwarden.detectors.pace.change_point import ChangePoint
 from trainwarden.detectors.pace.periodic import SeasonalityFilter
@@ -166,7 +167,7 @@ def cut_and_loaded(rows: Floats, cut: int) -> list[Any]:
     """What two find of whom the second goes on where the first has left off."""
     first, second = LevelShifts(ShiftConfig()), LevelShifts(ShiftConfig())
     found = [shift for seq, row in enumerate(rows[:cut]) for shift in first.update(seq, row)]
-    second.load({name: array.copy() for name, array in first.arrays().items()})
+    ObjectCodec().load(second, ObjectCodec().dump(first))
     return found + [shift for seq, row in enumerate(rows[cut:], cut) for shift in second.update(seq, row)]
 
 

@@ -73,6 +73,7 @@ class World:
 
     def tick(self, rank: int, _at: int) -> None:
         self.nodes.keepers[self.nodes.names[rank]].tick()
+        self.nodes.keepers[self.nodes.names[rank]].file()
         known = [keeper.slots.newest_complete() for keeper in self.nodes.keepers.values()]
         self.floor = None if None in known else min(one for one in known if one is not None)
 

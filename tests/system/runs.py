@@ -20,7 +20,8 @@ SCRIPTS = ROOT / "tests" / "scripts"
 WARDEN = [sys.executable, "-m", "trainwarden.cli.main"]
 SIGNALLED_S = 3.0  # SIGTERM is with every rank so long after it was sent to the command
 # What a job teaches by its own start takes four seconds of a processor; test_demo and test_swap_in_demo look at it.
-NOTHING_TAUGHT = {"TRAINWARDEN_DETECTION_OWN_MODELS": "false"}
+# The page beside a command takes two; test_page_beside looks at it, and the clean run of test_watch has it.
+LEAN = {"TRAINWARDEN_DETECTION_OWN_MODELS": "false", "TRAINWARDEN_RUNS_PAGE": "false"}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -64,11 +65,15 @@ class Watched:
         What stands after ``--``.
     fault : tuple (kind, rank, step) or None
         ``slow-rank``, ``hang`` or ``crash``, once rank 0 has done `step` steps.
+    page : bool
+        Whether the page is there, as by default.
     """
 
     def __init__(
-        self, tmp_path: Path, command: Sequence[str], fault: tuple[str, int, int] | None, slowdown: float
-    ) -> None:
+        self, tmp_path: Path, command: Sequence[str], fault: tuple[str, int, int] | None, slowdown: float, *,
+        page: bool = False,
+    ) -> None:  # fmt: skip
+        self._environ = {**LEAN, "TRAINWARDEN_RUNS_PAGE": str(page).lower()}
         self._run_dir = tmp_path / "run"
         self._out = tmp_path / "out.json"
         self._log = tmp_path / "watch.log"
@@ -81,7 +86,7 @@ class Watched:
 
         With `end_after_fault_s` the command is ended (SIGTERM) that long after the fault, for hangs.
         """
-        environ = {**os.environ, **NOTHING_TAUGHT, "TRAINWARDEN_RUN_DIR": str(self._run_dir), "OMP_NUM_THREADS": "1"}
+        environ = {**os.environ, **self._environ, "TRAINWARDEN_RUN_DIR": str(self._run_dir), "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log:
             process = subprocess.Popen(self._command, env=environ, stdout=log, stderr=log, cwd=ROOT)
         try:
@@ -133,7 +138,7 @@ def demo(folder: Path, *arguments: str, teaches: bool = False) -> dict[str, Any]
         text=True,
         timeout=660,
         cwd=folder,
-        env={**os.environ, **({} if teaches else NOTHING_TAUGHT)},
+        env={**os.environ, **({} if teaches else LEAN)},
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr[-3000:]

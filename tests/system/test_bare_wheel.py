@@ -134,6 +134,8 @@ def test_a_failed_job_is_explained_and_its_status_told(installed: Installed) -> 
     explained = installed.run("explain")
     assert explained.returncode == 0, explained.stderr
     assert "No module named 'dta'" in explained.stdout
+    assert "docs/" not in explained.stdout  # an installation has no such folder
+    assert "## What you do" in installed.run("explain", "--all").stdout
     reported = installed.run("report", "--out", "report.html")
     assert reported.returncode == 0, reported.stderr
 
@@ -166,11 +168,12 @@ def test_up_brings_every_service_and_the_page(installed: Installed) -> None:
     with installed.start("up", "--run-dir", "up") as up:
         try:
             assert up.stdout is not None
-            page, until_s = "", time.monotonic() + HERE_S
+            page, said, until_s = "", "", time.monotonic() + HERE_S
             while not page and time.monotonic() < until_s:
                 line = up.stdout.readline()
                 assert line, "up has ended"
-                page = line.partition("page: ")[2].strip()
+                said, page = said + line, line.partition("page: ")[2].strip()
+            assert "a job joins it by its environment: env TRAINWARDEN_JOB=" in said
             browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
             with browser.open(page, timeout=30) as answer:
                 assert b"trainwarden" in answer.read()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.runs import NOTHING_TAUGHT, ROOT, WARDEN, forked, steps_done
+from tests.system.runs import LEAN, ROOT, WARDEN, forked, steps_done
 from tests.torch_forks import TorchForks
 from trainwarden.bus.address import connect
 from trainwarden.records import IncidentRecord
@@ -32,7 +32,7 @@ class Watched:
         self._log = folder / "watch.log"
         command = [*WARDEN, "watch", "--json", str(self.out), "--", *job]
         environ = {
-            **os.environ, **NOTHING_TAUGHT, "TRAINWARDEN_RUN_DIR": str(self.run_dir), "OMP_NUM_THREADS": "1",
+            **os.environ, **LEAN, "TRAINWARDEN_RUN_DIR": str(self.run_dir), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, cwd=ROOT)

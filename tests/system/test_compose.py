@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -16,6 +17,7 @@ import pytest
 from tests.places import ROOT
 from tests.servers.go_tools import COMPOSE_SPEC, go_tool
 from tests.servers.kafka import ServerMissing
+from trainwarden.metrics_http.access import read_token
 
 pytestmark = pytest.mark.system
 
@@ -70,6 +72,31 @@ def test_its_settings_are_fine() -> None:
     assert said.endswith("fine\n")
 
 
+def test_engine_and_agents_share_a_token_that_the_containers_own_words_make_readable(
+    project: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """The words that each container begins with are run, with other folders and the command shown alone."""
+    services = project("compose.yaml")["services"]
+    asked = tomllib.loads(f"its = {services['engine']['environment']['TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS']}")["its"]
+    assert asked["endpoint"] == "rendezvous:29402"
+    assert f"--token-file={asked['token_file']}" in services["rendezvous"]["command"]
+    (tmp_path / "run" / "secrets").mkdir(parents=True)
+    (tmp_path / "tmp").mkdir()
+    secret = tmp_path / "run" / "secrets" / "rendezvous_token"
+    for name in ("engine", "rendezvous"):
+        assert services[name]["secrets"][0]["source"] == secret.name
+        secret.write_text("a-token-of-twenty-chars")
+        secret.chmod(0o644)
+        shell, option, words, *rest = services[name]["entrypoint"]
+        words = words.replace("$$", "$")
+        here = words.replace("/tmp/", f"{tmp_path}/tmp/").replace(" /run/", f" {tmp_path}/run/")
+        here = here.replace("exec trainwarden", "exec echo trainwarden")
+        assert ran(shell, option, here, *rest, *services[name]["command"]).split() == [
+            "trainwarden", *services[name]["command"],
+        ]  # fmt: skip
+        assert read_token(tmp_path / "tmp" / "token") == "a-token-of-twenty-chars"
+
+
 def test_prometheus_takes_its_configuration_and_rules(tmp_path: Path, require_servers: Refuse) -> None:
     promtool = program("promtool", require_servers)
     rules = ROOT / "dashboards" / "prometheus"
@@ -98,7 +125,7 @@ def test_secrets_are_made_once_and_tokens_kept_as_digests(tmp_path: Path) -> Non
     said = ran(DOCKER / "make-secrets.sh", folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     kept = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
-    assert set(kept) == {"tokens", "alertmanager_token", "grafana_password"}
+    assert set(kept) == {"tokens", "alertmanager_token", "grafana_password", "rendezvous_token"}
     people = {line.split()[0]: line.split()[1:] for line in kept["tokens"].splitlines() if not line.startswith("#")}
     token = said.splitlines()[0].rpartition(" ")[2]
     for name, clear in (("on-call", token), ("alertmanager", kept["alertmanager_token"])):

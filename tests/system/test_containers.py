@@ -323,7 +323,8 @@ def test_files_of_a_stranger_in_a_folder_that_all_may_write_to_are_not_believed(
     site.hook_dir.chmod(0o1777)
     site.rank()
     site.rank(*NOBODY, rank=3)
-    seen = site.agent().look_for(2.0)
+    agent = site.agent()
+    seen = agent.look_until(lists) + agent.look_for(2.0)
     assert {rank for beat in of(HeartbeatRecord, seen) for rank in beat.ranks} == {0}
     assert {record.rank for record in of(EventRecord, seen)} <= {0, None}
 
@@ -332,5 +333,6 @@ def test_a_pipe_or_a_link_under_the_name_of_a_hook_file_holds_nobody_up(site: Si
     os.mkfifo(site.hook_dir / "rank-4-77.hook")
     (site.hook_dir / "rank-5-78.hook").symlink_to("/dev/zero")
     site.rank()
-    seen = site.agent().look_for(2.0)
+    agent = site.agent()
+    seen = agent.look_until(lists) + agent.look_for(2.0)
     assert {rank for beat in of(HeartbeatRecord, seen) for rank in beat.ranks} == {0}

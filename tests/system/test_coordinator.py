@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import pytest
 
 from tests.places import ROOT
 from tests.system.runs import WARDEN
-from tests.system.torchrun_nodes import TorchrunNodes, until
+from tests.system.torchrun_nodes import TorchrunNodes, start_torchrun, until
+from tests.torch_forks import Forked, TorchForks
 from trainwarden.actions.launchers.torchrun.client import TorchrunLauncher
 from trainwarden.errors import LauncherUnavailable
 from trainwarden.protocols import Scope
@@ -44,12 +44,12 @@ transition_s = 10.0
 class Jobs:
     """torchrun jobs that share nodes; every node has a held torchrun of each job, and one coordinator decides."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.nodes = TorchrunNodes(folder, RANK, str(folder / "out"), lost_after_s=10.0)
+    def __init__(self, folder: Path, forks: TorchForks) -> None:
+        self.folder, self._forks = folder, forks
+        self.nodes = TorchrunNodes(folder, RANK, str(folder / "out"), lost_after_s=30.0)
         self.config = folder / "settings.toml"
         self.config.write_text(SETTINGS.format(folder=folder, port=self.nodes.port))
-        self.processes: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+        self.processes: dict[tuple[str, str], subprocess.Popen[bytes] | Forked] = {}
         self.service = self._serve()
 
     def _serve(self) -> subprocess.Popen[bytes]:
@@ -71,11 +71,9 @@ class Jobs:
                 "PET_RDZV_ID": job, "PET_NNODES": nnodes, "PET_NPROC_PER_NODE": "1",
                 "PET_RDZV_CONF": f"token_file={self.folder / 'token'},weight={weight},held=yes,last_call_timeout=3",
             }  # fmt: skip
-            command = [sys.executable, "-m", "torch.distributed.run", RANK, str(out)]
-            with (self.folder / f"{job}-{name}.log").open("ab") as log:
-                self.processes[job, name] = subprocess.Popen(
-                    command, env=environ, stdout=log, stderr=log, cwd=self.folder
-                )
+            self.processes[job, name] = start_torchrun(
+                (RANK, str(out)), environ, self.folder, self.folder / f"{job}-{name}.log", self._forks
+            )
 
     def kill(self, name: str) -> None:
         """The node is lost: all that runs there ends at once."""
@@ -134,8 +132,8 @@ def planned(answer: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    made = Jobs(tmp_path)
+def jobs(torch_forks: TorchForks, tmp_path: Path) -> Iterator[Jobs]:
+    made = Jobs(tmp_path, torch_forks)
     yield made
     made.close()
 

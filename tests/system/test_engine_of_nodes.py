@@ -28,9 +28,9 @@ from trainwarden.protocols import Scope
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
 from trainwarden.topics import ACTIONS, INCIDENTS
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
-WAIT_S: Final = 150.0
+WAIT_S: Final = 400.0
 NODES: Final = ("n1", "n2", "n3")
 
 
@@ -157,7 +157,7 @@ class Site:
         for name in self.processes:
             self.processes[name].send_signal(signal.SIGTERM if name in NODES else signal.SIGKILL)
         for process in self.processes.values():
-            process.wait(30.0)
+            process.wait(WAIT_S)
         self.bus.close()
 
 
@@ -270,7 +270,7 @@ def test_the_node_of_the_first_rank_has_the_one_engine_beside_it_whoever_is_kill
         assert sum(how == "done" and name[:2] == "i2" for name, how, _ in site.story()) == 1
         for name in NODES:
             site.processes[name].send_signal(signal.SIGTERM)
-            site.processes[name].wait(30.0)
+            site.processes[name].wait(WAIT_S)
         assert engines(site) == []
     finally:
         site.close()
@@ -338,9 +338,7 @@ def test_whoever_is_killed_when_an_action_has_just_begun_it_is_brought_to_one_en
 def check(site: Site, out: str | None) -> None:
     """One action has taken effect, or the rendezvous was quicker; the job trains on two nodes, without `out`."""
     wanted = ("done",) if out is not None else ("done", "skipped")
-    site.until(
-        "an end", lambda: any(how in wanted and "does not tell" not in why for _, how, why in site.story()), 120.0
-    )
+    site.until("an end", lambda: any(how in wanted and "does not tell" not in why for _, how, why in site.story()))
     time.sleep(12.0)  # for whatever would be done twice
     site.until("training", lambda: site.state().phase == "running" and len(site.state().ranks_running) == 2)
     assert sum(how == "done" for _, how, _ in site.story()) <= 1, site.story()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -22,8 +23,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
 CHART: Final = ROOT / "docker" / "helm" / "trainwarden"
 VERSION: Final = "1.34.2"
-NEEDED: Final = {"bus": "kafka://broker:9092", "serve.tokensSecret": "tokens"}
-PARTS: Final = ("agent", "detector", "engine", "archive", "serve")
+NEEDED: Final = {"bus": "kafka://broker:9092", "serve.tokensSecret": "tokens", "rendezvous.tokenSecret": "word"}
+PARTS: Final = ("agent", "detector", "engine", "archive", "serve", "rendezvous")
 EVERYTHING: Final = {
     "serviceMonitor.enabled": "true",
     "networkPolicy.enabled": "true",
@@ -95,6 +96,7 @@ def test_helm_has_nothing_to_say_against_the_chart(helm: Callable[..., subproces
         ({"bus": ""}, "bus: name Apache Kafka"),
         ({"bus": "embedded:x"}, "at '/bus'"),
         ({"serve.tokensSecret": ""}, "serve.tokensSecret: name a Secret"),
+        ({"rendezvous.tokenSecret": ""}, "rendezvous.tokenSecret: name a Secret"),
         ({"agent.nonsense": "1"}, "additional properties 'nonsense' not allowed"),
         ({"engine.mode": "yolo"}, "at '/engine/mode'"),
         ({"archive.replicas": "2"}, "at '/archive/replicas'"),
@@ -138,6 +140,27 @@ def test_only_the_agent_is_root_and_only_an_acting_engine_has_a_token(rendered: 
 
 def test_parts_may_be_left_out(rendered: Callable[..., list[Object]]) -> None:
     assert set(pods(rendered(**{f"{part}.enabled": "false" for part in PARTS if part != "agent"}))) == {"agent"}
+
+
+def test_the_engine_acts_by_the_rendezvous_unless_the_settings_name_a_launcher(
+    rendered: Callable[..., list[Object]],
+) -> None:
+    theirs = '[engine]\nlauncher = "slurm"'
+    for values, joins in (({}, True), ({"settings": theirs}, False), ({"rendezvous.enabled": "false"}, False)):
+        (engine,) = pods(rendered(**values))["engine"]["containers"]
+        told = [one["value"] for one in engine["env"] if one["name"] == "TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS"]
+        assert ("command" in engine) == bool(told) == joins, values
+    (service,) = [
+        one for one in rendered() if one["metadata"]["name"].endswith("-rendezvous") and one["kind"] == "Service"
+    ]
+    (engine,) = pods(rendered())["engine"]["containers"]
+    (told,) = [one["value"] for one in engine["env"] if one["name"] == "TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS"]
+    asked = tomllib.loads(f"its = {told}")["its"]
+    (port,) = service["spec"]["ports"]
+    assert asked["endpoint"] == f"{service['metadata']['name']}:{port['port']}"
+    (serves,) = pods(rendered())["rendezvous"]["containers"]
+    assert f"--token-file={asked['token_file']}" in serves["args"]
+    assert serves["startupProbe"]["tcpSocket"] == {"port": "rendezvous"}
 
 
 def test_its_settings_are_fine(rendered: Callable[..., list[Object]], tmp_path: Path) -> None:

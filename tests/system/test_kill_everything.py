@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.torchrun_nodes import TorchrunNodes
+from tests.torch_forks import TorchForks
 from trainwarden import rundir
 from trainwarden.actions.launchers.torchrun.operations import STOPPED_CODE
 from trainwarden.bus import address as buses
@@ -22,7 +23,7 @@ from trainwarden.protocols import Bus
 from trainwarden.records import EventRecord, LogRecord
 from trainwarden.topics import EVENTS, LOGS
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 SERVICES = ("agent", "detector", "engine")
 SEEDS = range(10)  # 200 more in one process, and of engines alone: tests/chaos, test_chaos_processes.py
@@ -36,7 +37,7 @@ with open(f"{os.environ['TRAINWARDEN_RUN_DIR']}/logs/rank-{os.environ['RANK']}.l
 """
 
 
-def wait_for(what: str, true: Callable[[], object], stack: LocalStack, timeout_s: float = 120.0) -> None:
+def wait_for(what: str, true: Callable[[], object], stack: LocalStack, timeout_s: float = 300.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > deadline:
@@ -74,11 +75,11 @@ def lines_on_bus(bus: Bus, source_rank: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_lost_and_nothing_is_done_twice(seed: int, tmp_path: Path) -> None:
+def test_nothing_is_lost_and_nothing_is_done_twice(seed: int, torch_forks: TorchForks, tmp_path: Path) -> None:
     rng = random.Random(seed)
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    nodes = TorchrunNodes(tmp_path, str(script), nodes=1)
+    nodes = TorchrunNodes(tmp_path, str(script), nodes=1, lost_after_s=300.0, forks=torch_forks)
     run_dir = rundir.prepare(nodes.run_dir("node"))
     address = f"embedded:{tmp_path / 'bus.db'}"
     environ = {

@@ -22,6 +22,8 @@ from tests.servers.certificates import Authority
 from tests.servers.ports import free_ports
 from tests.system.runs import SCRIPTS, WARDEN
 from tests.torch_forks import Forked, TorchForks
+from trainwarden.cli.ask.checkpoints import checkpoints
+from trainwarden.errors import NotJudged
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 PATIENCE_S = 240.0
@@ -85,6 +87,7 @@ class Cluster:
         return until(both)
 
     def listed(self, node: str = "a") -> dict[str, Any]:
+        """What the command answers."""
         out = subprocess.run(
             [*WARDEN, "checkpoints", "--job", "j", "--memory", str(self.memory(node)), "--json"],
             capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S, check=True,
@@ -93,14 +96,26 @@ class Cluster:
         assert job["keeper"], out
         return job
 
+    def looked(self, node: str = "a") -> dict[str, Any] | None:
+        """The same without a process for it, once the node's keeper answers: one just started imports what it needs."""
+        told = self.folder / "looked.json"
+        with contextlib.suppress(NotJudged):  # it has not made the job's folder
+            checkpoints(job="j", memory=self.memory(node), json=str(told))
+            (job,) = json.loads(told.read_bytes())["jobs"]
+            return job if job["keeper"] else None
+        return None
+
     def complete(self, tier: str, least_step: int) -> int:
         """The newest step that is complete in `tier`, once that is `least_step` or more."""
 
-        def newest() -> int | None:
-            rows = [row for row in self.listed()["checkpoints"] if row["tier"] == tier and row["complete"]]
-            return max((row["step"] for row in rows if row["step"] >= least_step), default=None)
+        def newest(job: dict[str, Any] | None) -> int | None:
+            rows = [row for row in (job or {"checkpoints": ()})["checkpoints"] if row["tier"] == tier]
+            return max((row["step"] for row in rows if row["complete"] and row["step"] >= least_step), default=None)
 
-        return until(newest)
+        until(lambda: newest(self.looked()))
+        step = newest(self.listed())
+        assert step is not None
+        return step
 
     def kill_ranks(self) -> None:
         for one in self.ranks:
@@ -129,7 +144,7 @@ def until(found: Any) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while (value := found()) is None or value is False:
         assert time.monotonic() < deadline
-        time.sleep(0.5)  # each look starts a command
+        time.sleep(0.2)
     return value
 
 
@@ -219,4 +234,5 @@ def test_strangers_are_answered_nothing(cluster: Cluster, tmp_path: Path) -> Non
             said = line.recv(10_000)
             assert said == b"" or b"error" in said
     assert cluster.keepers["a"].poll() is None
+    until(cluster.looked)
     assert cluster.listed()["checkpoints"] == []

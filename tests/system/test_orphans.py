@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import ROOT
-from tests.system.runs import NOTHING_TAUGHT, WARDEN
+from tests.system.runs import LEAN, WARDEN
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(90)]
 
@@ -57,7 +57,7 @@ class Lair:
             [*WARDEN, *words], stdout=subprocess.DEVNULL,
             env={
                 **os.environ, "LAIR": str(folder), "PYTHONPATH": str(ROOT), "TRAINWARDEN_RUN_DIR": str(folder / "run"),
-                **NOTHING_TAUGHT,
+                **LEAN,
             },
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import ROOT
-from tests.system.runs import NOTHING_TAUGHT, WARDEN
+from tests.system.runs import LEAN, WARDEN
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -43,7 +43,7 @@ def wait(true: Callable[[], object], timeout_s: float = 60.0) -> None:
 
 
 def begin(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    environ = {**os.environ, **NOTHING_TAUGHT, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, **LEAN, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(ROOT)}
     command = ["env", *(f"--default-signal={n.name[3:]}" for n in NUMBERS), *WARDEN, *words]
     with (folder / "said").open("wb") as said:
         return subprocess.Popen(command, env=environ, stdout=said, stderr=said, cwd=folder, start_new_session=True)

@@ -52,6 +52,7 @@ def test_a_good_one_is_read_whole() -> None:
         ((401, {}, b"Unauthorized"), "lets nobody in with this token or password .HTTP 401"),
         ((403, {}, b"{}"), "lets nobody in with this token or password .HTTP 403"),
         ((404, {}, b"<html>nothing here</html>"), "is no Prometheus: HTTP 404"),
+        ((404, {}, b'{"x": ' + b"[" * 5000), "is no Prometheus: HTTP 404"),
         ((302, {"Location": "http://127.0.0.1:1/"}, b""), "is no Prometheus: HTTP 302"),
         ((200, {}, b"<html>a proxy's page</html>"), "is no Prometheus"),
         ((200, {}, b'{"status": "success", "data": {"a": 1}}'), "is no Prometheus"),

@@ -12,6 +12,7 @@ import pytest
 
 from tests.places import ROOT
 from tests.system.torchrun_nodes import TorchrunNodes, until
+from tests.torch_forks import TorchForks
 from trainwarden import rundir
 from trainwarden.actions.launchers.torchrun.operations import STOPPED_CODE
 from trainwarden.actions.launchers.torchrun.table import GAVE_UP_CODE
@@ -25,11 +26,13 @@ RANK = str(ROOT / "tests" / "scripts" / "torchrun_rank.py")
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Callable[..., TorchrunNodes]]:
+def made(torch_forks: TorchForks, tmp_path: Path) -> Iterator[Callable[..., TorchrunNodes]]:
+    """Of torchruns that are forks, but for the job that is started as on a cluster, by nothing else."""
     made: list[TorchrunNodes] = []
 
     def make(*script: str, **more: Any) -> TorchrunNodes:
-        made.append(TorchrunNodes(tmp_path, *(script or (RANK, str(tmp_path / "out"))), **more))
+        forks = None if script else torch_forks
+        made.append(TorchrunNodes(tmp_path, *(script or (RANK, str(tmp_path / "out"))), forks=forks, **more))
         return made[-1]
 
     yield make

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.places import ROOT
+from tests.system.runs import NOTHING_TAUGHT, WARDEN
 from tests.system.torchrun_nodes import TorchrunNodes
+from trainwarden.actions.launchers.torchrun.client import JobClient, Patient
 from trainwarden.checkpoints.newest import newest
+from trainwarden.clock import SystemClock
+from trainwarden.launching import Report, Verb
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 SCRIPT = str(ROOT / "tests" / "scripts" / "files_trainer.py")
@@ -28,6 +35,67 @@ def run(path: Path, crash_at: int, last: int) -> list[tuple[str, str, str]]:
     finally:
         nodes.close()
     return re.findall(r"attempt (\d+) from (\d+) in (.*)", (path / "a.log").read_text())
+
+
+def test_the_verb_checkpoint_has_the_ranks_save_and_a_restart_goes_on_from_that(tmp_path: Path) -> None:
+    nodes = TorchrunNodes(tmp_path, str(ROOT / "tests" / "scripts" / "saves_when_asked.py"), nodes=1)
+    (tmp_path / "memory").mkdir()
+    client = Patient(JobClient(nodes.launcher), SystemClock(), 240.0)
+
+    def asked(kind: Verb) -> Report:
+        """Asked again until it is taken: the ranks start, and catch the signal once they do."""
+        deadline_s = time.monotonic() + 240.0
+        while (report := client.carry_out(kind, "job", "a test asks")).state == "refused":
+            assert time.monotonic() < deadline_s, report.text
+            time.sleep(1.0)
+        return report
+
+    try:
+        nodes.start(
+            "a", TRAINWARDEN_CHECKPOINTS_STORE=str(tmp_path / "store"), TRAINWARDEN_CHECKPOINT_SIGNAL="USR1",
+            TRAINWARDEN_CHECKPOINT_MEMORY=str(tmp_path / "memory"),
+        )  # fmt: skip
+        saved = asked("checkpoint")
+        assert saved.state == "done", saved.text
+        [step] = re.findall(r"the checkpoint of step (\d+) is complete", saved.text)
+        again = asked("restart")
+        assert again.text == f"the newest checkpoint that its nodes see is of step {step}"
+        deadline_s = time.monotonic() + 240.0
+        while f"attempt 1 from {step}" not in (text := (tmp_path / "a.log").read_text()):
+            assert time.monotonic() < deadline_s, text
+            time.sleep(0.5)
+        assert re.findall(r"saved (\d+)", text) == [step]
+        (tmp_path / "end").touch()
+        assert nodes.codes() == {"a": 0}
+    finally:
+        nodes.close()
+
+
+def launched(path: Path, crash_at: int, last: int) -> tuple[list[tuple[str, str, str]], str]:
+    """The same by `trainwarden launch` on one node, and what it says."""
+    memory = path / "memory"
+    memory.mkdir(exist_ok=True)
+    environ = {**os.environ, **NOTHING_TAUGHT, "TRAINWARDEN_CHECKPOINT_MEMORY": str(memory)}
+    words = ["--nproc", "1", "--mode", "auto", "--job", "j", "--checkpoints", str(path / "store")]
+    script = ["python", SCRIPT, str(crash_at), str(last), "{checkpoints}"]
+    ran = subprocess.run(
+        [*WARDEN, "launch", *words, "--", *script], env=environ, cwd=path, capture_output=True, text=True, timeout=400,
+        check=False,
+    )  # fmt: skip
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
+    return re.findall(r"attempt (\d+) from (\d+) in (.*)", said), said
+
+
+def test_launch_on_one_node_goes_on_from_memory_and_then_from_the_store(tmp_path: Path) -> None:
+    folder = tmp_path / "memory" / "job-j%2Ffiles" / "files"
+    begun, said = launched(tmp_path, crash_at=12, last=20)
+    assert begun == [("0", "0", str(folder)), ("1", "10", str(folder))], said
+    found = newest(tmp_path / "store")
+    assert found is not None
+    assert found.step == 20
+    shutil.rmtree(tmp_path / "memory")
+    assert launched(tmp_path, crash_at=0, last=25)[0] == [("0", "20", str(folder))]
 
 
 def test_a_script_that_is_not_changed_goes_on_from_memory_and_then_from_the_store(tmp_path: Path) -> None:

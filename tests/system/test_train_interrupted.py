@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.system.runs import WARDEN
@@ -81,18 +83,20 @@ def interrupted(command: list[str], line: str) -> tuple[int, str]:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     end_s = time.monotonic() + STOPPED_S
-    while _lives(process.pid) and time.monotonic() < end_s:
+    while (left := _group(process.pid)) and time.monotonic() < end_s:
         time.sleep(0.1)
-    assert not _lives(process.pid), "a process of its own is left"
+    assert left == [], "processes of its own are left"
     return process.returncode, error
 
 
-def _lives(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def _group(group: int) -> list[str]:
+    """What each process of the group is, and does."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(one.pid) == group:
+                found.append(f"{one.pid} {one.status()} {one.cmdline()}")
+    return found
 
 
 @pytest.mark.parametrize(

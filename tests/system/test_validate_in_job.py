@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import ROOT
-from tests.system.runs import NOTHING_TAUGHT, WARDEN
+from tests.system.runs import LEAN, WARDEN
 from trainwarden import rundir
 from trainwarden.bus.address import connect
 from trainwarden.hook import Header, read_header
@@ -92,7 +92,7 @@ def test_a_suspect_is_confirmed_while_training_stands_still_and_training_goes_on
     run_dir = tmp_path / "run"
     environ = {
         **os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "TRAINWARDEN_RUN_DIR": str(run_dir),
-        "TRAINWARDEN_NODE": "node-b", **NOTHING_TAUGHT,
+        "TRAINWARDEN_NODE": "node-b", **LEAN,
     }  # fmt: skip
     launch = ["launch", "--nproc", "4", "--job", "job", "--mode", "auto"]
     launch += ["--", "python", str(tmp_path / "train.py")]

@@ -31,7 +31,7 @@ def job(forks: TorchForks, script: str, steps: int) -> list[str]:
 # Two others are silent until their late exception, and all end well after a slow rank.
 def test_a_clean_run_is_silent(torch_forks: TorchForks, tmp_path: Path) -> None:
     command = job(torch_forks, "pipeline.py", STEPS)
-    result = Watched(tmp_path, command, None, 1.0).run(180)
+    result = Watched(tmp_path, command, None, 1.0, page=True).run(180)
     assert result["exit_code"] == 0, result["log"]
     assert result["incidents"] == [], result["log"]
     assert result["actions"] == []

@@ -11,11 +11,13 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tests.places import ROOT
 from trainwarden.collectors.nccl_profiler import build
+from trainwarden.records import IncidentKind
 
 pytestmark = pytest.mark.system
 
@@ -82,6 +84,7 @@ def test_data_files_are_in(names: list[str]) -> None:
         "trainwarden/dashboards/page/templates/base.html", "trainwarden/dashboards/page/static/page.js",
         "trainwarden/dashboards/page/static/page.css", "trainwarden/collectors/nccl_profiler/interface.h",
     }  # fmt: skip
+    wanted |= {f"trainwarden/dashboards/explain/runbooks/{kind}.md" for kind in get_args(IncidentKind)}
     assert wanted <= set(names)
     assert any(name.endswith("share/trainwarden/examples/train_gpt.py") for name in names)
     assert any(name.endswith("entry_points.txt") for name in names)

@@ -7,18 +7,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from tests.places import ROOT
 from tests.servers.ports import free_ports
+from tests.torch_forks import Forked, TorchForks
 from trainwarden import plugins
 from trainwarden.actions.launchers.torchrun.client import TorchrunLauncher
 from trainwarden.launching import LauncherState, Operation, Plan, Report, Targets, Verb
 from trainwarden.protocols import Scope
 
-PATIENCE_S = 200.0
+PATIENCE_S = 400.0
 TOKEN = "a-token-of-twenty-chars"
 ENTRY_POINTS = "[torchrun.handlers]\ntrainwarden = trainwarden.torchrun:handler\n"
 
@@ -30,10 +30,38 @@ def until(true: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
-class TorchrunNodes:
-    """A job of `nodes` nodes, one rank each, and whatever more wait; started by torchrun as people start it."""
+def with_entry_point(path: Path) -> Path:
+    """A folder for PYTHONPATH by which torch finds our plug-in, also where an older trainwarden is installed."""
+    metadata = path / "entry" / "trainwarden_torchrun-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trainwarden-torchrun\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    return metadata.parent
 
-    def __init__(self, tmp_path: Path, *script: str, nodes: int = 2, lost_after_s: float = 20.0, bus: str = "") -> None:
+
+def start_torchrun(
+    script: Sequence[str], environ: Mapping[str, str], folder: Path, log: Path, forks: TorchForks | None
+) -> subprocess.Popen[bytes] | Forked:
+    """One torchrun in `folder`, which imports torch by itself or is a fork."""
+    words = ["-m", "torch.distributed.run", *script]
+    if forks is not None:
+        log.touch()
+        return forks.start(words, environ, folder=folder, log=log)
+    with log.open("ab") as out:
+        return subprocess.Popen([sys.executable, *words], env=dict(environ), stdout=out, stderr=out, cwd=folder)
+
+
+class TorchrunNodes:
+    """A job of `nodes` nodes, one rank each, and whatever more wait; started by torchrun as people start it.
+
+    With `forks` each torchrun is a fork of a process that has imported torch.
+    """
+
+    def __init__(
+        self, tmp_path: Path, *script: str, nodes: int = 2, lost_after_s: float = 20.0, bus: str = "",
+        forks: TorchForks | None = None,
+    ) -> None:  # fmt: skip
+        self._forks = forks
         self.path, self._script, self._nodes, self._lost_after_s = tmp_path, script, nodes, lost_after_s
         self._bus = ("--bus", bus) if bus else ()
         self.out = tmp_path / "out"
@@ -41,12 +69,9 @@ class TorchrunNodes:
         self._token = tmp_path / "token"
         self._token.write_text(TOKEN)
         self._token.chmod(0o600)
-        metadata = tmp_path / "entry" / "trainwarden_torchrun-0.dist-info"  # an installation older than the entry point
-        metadata.mkdir(parents=True)
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trainwarden-torchrun\nVersion: 0\n")
-        (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+        self._entry = with_entry_point(tmp_path)
         [self.port] = free_ports(1)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self.service = self.serve()
         self.settings = {"endpoint": f"127.0.0.1:{self.port}", "token_file": str(self._token)}
         config = plugins.configure(TorchrunLauncher, self.settings, "launcher")
@@ -77,17 +102,16 @@ class TorchrunNodes:
         for node in nodes:
             environ = {
                 **os.environ, "TRAINWARDEN_NODE": node,
-                "PYTHONPATH": f"{self.path / 'entry'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": f"{self._entry}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1",
                 "PET_RDZV_BACKEND": "trainwarden", "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}", "PET_RDZV_ID": "job",
                 "PET_RDZV_CONF": f"token_file={self._token}", "PET_NNODES": f"{self._nodes}:{self._nodes}",
                 "PET_NPROC_PER_NODE": "1", **more,
             }  # fmt: skip
             if not self._bus:
                 environ["TRAINWARDEN_RUN_DIR"] = str(self.run_dir(node))
-            log: IO[bytes] = (self.path / f"{node}.log").open("ab")
-            with log:
-                command = [sys.executable, "-m", "torch.distributed.run", *self._script]
-                self.processes[node] = subprocess.Popen(command, env=environ, stdout=log, stderr=log, cwd=self.path)
+            self.processes[node] = start_torchrun(
+                self._script, environ, self.path, self.path / f"{node}.log", self._forks
+            )
 
     def begun(self, attempt: int) -> list[str]:
         """Nodes in the order of their ranks, of those whose ranks of that attempt were started."""

@@ -71,7 +71,7 @@ _COMMANDS: Final[dict[str, Entry]] = {
     ),
     "up": Entry(
         "trainwarden.cli.serve.up:up",
-        "Agent, detector, engine and page on this machine with the embedded bus, until Ctrl-C.",
+        "Agent, detector, engine, rendezvous of torchrun jobs and page on this machine, until Ctrl-C.",
     ),
     "status": Entry(
         "trainwarden.cli.ask.status:status",

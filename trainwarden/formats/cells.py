@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import pandas as pd
 
 from trainwarden.recorded.job import Floats
 
@@ -118,6 +117,8 @@ class Numbers:
     """
 
     def __init__(self, cells: Sequence[object], *, comma: bool = False) -> None:
+        import pandas as pd  # half a second of a processor: services that know columns by name alone go without
+
         codes, distinct = pd.factorize(np.asarray(cells, dtype=object), use_na_sentinel=False)
         values = np.full(len(distinct), np.nan)
         wrong = np.zeros(len(distinct), dtype=np.bool_)

@@ -39,6 +39,8 @@ Read `trainwarden.hook.process` first.
 
 from __future__ import annotations
 
+from typing import Any
+
 from .last_words import send_datagram
 from .layout import (
     FILE_BYTES,
@@ -92,7 +94,7 @@ def iteration(step: int | None = None) -> None:
     try:
         hook = current()
         if hook is not None:
-            hook.marked(step if step is None or 0 <= step < 2**62 else None)
+            hook.marked(_number(step))
     except Exception:
         let_through()
 
@@ -102,7 +104,18 @@ def set_step(step: int) -> None:
     """Say that the next iteration is the job's own number `step`, for a job that resumes from a checkpoint."""
     try:
         hook = current()
-        if hook is not None and step >= 0:
-            hook.number(int(step))
+        number = _number(step)
+        if hook is not None and number is not None:
+            hook.number(number)
     except Exception:
         let_through()
+
+
+def _number(step: Any) -> int | None:
+    """`step` as a number that steps can have; None if it is none: the step counts all the same."""
+    try:
+        number = int(step)
+    except Exception:
+        let_through()
+        return None
+    return number if 0 <= number < 2**62 else None

@@ -22,7 +22,7 @@ from typing import Any
 
 from .ends import ByHand
 from .layout import AT_CODE, AT_PHASE, AT_PID, AT_RANK, AT_START_NS, AT_STEP, AT_WORLD, EXIT, NO_CODE
-from .memory import Memory, checked, let_through
+from .memory import Memory, checked, let_through, off_streams
 from .pauses import lack_of_space
 from .thread import TrainingThread, clock
 
@@ -48,6 +48,8 @@ class LastWords:
 
     def arm(self) -> None:
         """Be asked when the interpreter ends, in front of whoever else is."""
+        import socket  # noqa: F401 - imported at an exception it makes Python forget that a Ctrl-C ends the process
+
         previous = sys.excepthook
 
         def on_exception(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
@@ -102,7 +104,8 @@ class LastWords:
 
     def _fault_words(self) -> Any:
         """The file for the interpreter's words, open for the life of the process."""
-        return open(self.memory.fresh(self.memory.path + ".fault"), "w", encoding="utf-8")
+        with off_streams():
+            return open(self.memory.fresh(self.memory.path + ".fault"), "w", encoding="utf-8")
 
     def disarm_faults(self) -> None:
         """No more words at a fatal signal, where they are ours."""
@@ -146,7 +149,7 @@ class LastWords:
                     **lack_of_space(error, memory.saving),
                 }
             )
-        except Exception:
+        except BaseException:  # of an exception's own making, which may want to exit
             memory.failed()
 
     def note(self, fact: dict[str, Any]) -> None:
@@ -176,24 +179,29 @@ class LastWords:
 class Requests:
     """The agent's requests for the recorded collective calls, heard while the training thread is stuck in one."""
 
-    __slots__ = ("memory", "pipe")
+    __slots__ = ("identity", "memory", "pipe")
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.pipe = -1  # on which the agent asks
+        self.identity: os.stat_result | None = None  # of the pipe
 
     def listen(self) -> None:
         """Make the pipe and start the thread that sleeps on it; where nobody can be waited for there is neither."""
         memory = self.memory
         if self.pipe >= 0 or memory.words[AT_WORLD] < 2:
             return
+        if not isinstance(start_new_thread, types.BuiltinFunctionType):
+            return  # gevent and its like have put something in its place that sleeps on the training thread
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(memory.path + ".ask")
             os.mkfifo(memory.path + ".ask", 0o600)
             # Both ends, so that opening does not wait for the agent and its leaving is no end of file.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-            self.pipe = checked(os.open(memory.path + ".ask", flags), stat.S_IFIFO, (memory.owner,))
+            with off_streams():
+                self.pipe = checked(os.open(memory.path + ".ask", flags), stat.S_IFIFO, (memory.owner,))
+            self.identity = os.fstat(self.pipe)
             os.set_blocking(self.pipe, True)
             os.fchmod(self.pipe, 0o600 | memory.shared & 0o020)  # whoever the folder lets write may ask
             start_new_thread(self._answer, ())  # threading's own start waits for the thread to run
@@ -204,6 +212,9 @@ class Requests:
         """Body of the thread."""
         while True:
             try:
+                # A program that closes whatever is open, as daemons do, may have something of its own there by now.
+                if self.identity is None or not os.path.samestat(self.identity, os.fstat(self.pipe)):
+                    return
                 asked = os.read(self.pipe, 4096)  # many requests that wait are one
             except OSError:
                 return
@@ -264,7 +275,7 @@ def words_of(error: BaseException) -> str:
     """What `error` says, whatever its own ``__str__`` does."""
     try:
         return str(error).encode("utf-8", "backslashreplace").decode()  # a path may hold bytes that are no text
-    except Exception:
+    except BaseException:
         let_through()
         return ""
 

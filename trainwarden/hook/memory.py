@@ -11,6 +11,7 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from .layout import (
@@ -85,7 +86,8 @@ class Memory:
             # Really allocated: a full tmpfs must fail here and not kill the process by SIGBUS at a later store.
             os.posix_fallocate(descriptor, 0, FILE_BYTES)
             self.owner = os.fstat(descriptor).st_uid
-            self.buffer = mmap.mmap(descriptor, FILE_BYTES)
+            with off_streams():
+                self.buffer = mmap.mmap(descriptor, FILE_BYTES)  # holds a descriptor of its own
         finally:
             os.close(descriptor)
         words = self.words = memoryview(self.buffer)[:HEADER_BYTES].cast("q")
@@ -157,6 +159,30 @@ class Memory:
         let_through()
         if self.words is not None:
             self.words[AT_ERRORS] += 1
+
+
+@contextlib.contextmanager
+def off_streams() -> Iterator[None]:
+    """Descriptors made meanwhile are none of the three of the standard streams, which the program may have closed.
+
+    Else what it writes there later, or puts in their place, would meet files of ours. Whatever the system raises.
+    """
+    held: list[int] = []
+    try:
+        while len(held) < 3 and not all(map(_is_open, range(3))):
+            held.append(os.open("/", os.O_PATH | os.O_CLOEXEC))  # as good as closed for who reads or writes
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def checked(descriptor: int, kind: int, owners: tuple[int, ...]) -> int:

@@ -227,6 +227,6 @@ def _kind_of(mount: str) -> str:
 def _words(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:
+    except BaseException:
         let_through()
         return ""

@@ -114,7 +114,7 @@ class MicroBatchPlan:
             if not isinstance(plan, dict):
                 continue
             number, shares = plan.get("number"), plan.get("micro_batches")
-            if type(number) is int and number > 0 and number not in self.plans and self._valid(shares):
+            if type(number) is int and 0 < number < 2**62 and number not in self.plans and self._valid(shares):
                 counts: list[int] = shares or []
                 self.plans[number] = tuple(counts[rank] for rank in self.group)
                 self.texts[number] = _text(counts)

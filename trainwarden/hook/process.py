@@ -101,8 +101,9 @@ class Hook:
             self.requests.listen()
         except Exception:
             memory.off, memory.live, thread.owner = True, False, -1
-            with contextlib.suppress(OSError):
-                os.unlink(memory.path + ".hook")
+            if memory.path:  # before, it would be a name in the program's own folder
+                with contextlib.suppress(OSError):
+                    os.unlink(memory.path + ".hook")
             let_through()
         finally:
             self.coming.release()

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from trainwarden.torchrun.files import opened
+
 LOG_BYTES: Final = 256 * 1024 * 1024
 _READ_BYTES: Final = 65_536
 _LONGEST_LINE: Final = 65_536  # a longer one is cut
@@ -126,7 +128,7 @@ class LogWriter:
                 self._changed.notify_all()
 
     def _append(self, path: Path, data: bytes) -> None:
-        with path.open("ab", buffering=0) as file:
+        with open(opened(path, os.O_APPEND, 0o666), "ab", buffering=0) as file:
             if file.tell() and file.tell() + len(data) > self._limit_bytes // 2:
                 path.replace(path.with_name(f"{path.name}.1"))
                 with self._changed:

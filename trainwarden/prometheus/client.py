@@ -185,7 +185,7 @@ class PrometheusClient:
             raise Refused(f"what answers at {self.name} is no Prometheus: HTTP {code}{said}")
         try:
             answer = msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DataError(f"what answers at {self.name} is no Prometheus: {error}") from error
         if getattr(answer, "status", "") != "success":
             raise DataError(f"the Prometheus at {self.name} failed{said}")
@@ -196,7 +196,7 @@ def _said(body: bytes) -> str:
     """The server's own words on an error, fit to be shown."""
     try:
         text = msgspec.json.decode(body[:65_536], type=_Answer).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     shown = "".join(char if char.isprintable() else " " for char in text[:SAID_CHARS])
     return f": {shown}" if shown.strip() else ""

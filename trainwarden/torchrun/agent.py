@@ -95,6 +95,9 @@ class Agent:
         self._place, self._put_splits, self._watch, self._note = place, put_splits, watch, note
         self.tell_keeper: Callable[[Fields], None] = lambda said: None
         """Called there with what this node's keeper is to know: by which ``host`` others find us, or the ``ring``."""
+        self.save: Callable[[], None] = lambda: None
+        """Called there when our ranks are to save a checkpoint now, once for each operation."""
+        self._save: str | None = None
         self._noted: set[tuple[str, str]] | None = None
         self.life = f"{place.node[:200]}/{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._changed = threading.Condition()
@@ -224,6 +227,9 @@ class Agent:
             self.tell_keeper({"ring": ring})
         if bus := word.get("bus"):
             self._watch(str(bus))
+        if (save := word.get("save")) and save != self._save:
+            self._save = save
+            self.save()
 
     def _note_operations(self, stages: dict[tuple[str, str], Fields]) -> None:
         """Note each stage of an operation once; what was asked for before we came, others have noted."""

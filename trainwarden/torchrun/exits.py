@@ -95,9 +95,11 @@ class Exits(logging.Handler):
             self._requested, self._killed = self._requested or requested, True
 
     def started(self, pid: int, rank: int, of: int) -> None:
-        """A rank was started, one of `of` on this node."""
+        """A rank was started, one of `of` on this node; told again of it, nothing follows."""
         with self._guard:
             ranks = self._ranks
+            if pid in ranks:
+                return
             ranks[pid], self._size = rank, of
             whole = len(ranks) == of
         threading.Thread(

@@ -178,12 +178,16 @@ class MemoryFolder:
 
     def _kept(self, overtaken: Callable[[], bool]) -> Checkpoint | None:
         """The newest whole checkpoint in the store, which may stand still for ever."""
-        search, until_s = Search(Path(self._store)), time.monotonic() + _FILL_S
+        search, since_s, said = Search(Path(self._store)), time.monotonic(), False
         while not search.wait(_LOOK_S):
             if overtaken():
                 raise Overtaken
-            if time.monotonic() > until_s:
-                raise NotFilled(f"the store {self._store} has not said within {_FILL_S:.0f} s what it has")
+            waited_s = time.monotonic() - since_s
+            if waited_s > _STILL_S:
+                raise NotFilled(f"the store {self._store} has not said within {_STILL_S:.0f} s what it has")
+            if waited_s > _SAY_S and not said:
+                said = True
+                log.warning("trainwarden: waiting for the store %s to say what it has", self._store)
         return search.found
 
     def newest(self) -> tuple[int, str] | None:
@@ -200,8 +204,10 @@ class MemoryFolder:
     def close(self) -> None:
         """Ranks have ended for good. The memory stays: another start of the job may go on from it."""
         self._over.set()
-        with self._guard:
-            process = self._keeper
+        held = self._guard.acquire(timeout=_KILL_S)  # a disk that stands still may hold it
+        process = self._keeper
+        if held:
+            self._guard.release()
         if process is None:
             return
         with suppress(OSError):
@@ -233,13 +239,16 @@ class MemoryFolder:
                 log.warning("trainwarden: waiting for the store %s to take the last checkpoint", self._store)
 
     def _ask(self, question: dict[str, Any], overtaken: Callable[[], bool]) -> dict[str, Any]:
-        until_s, said = time.monotonic() + _FILL_S, b""
+        since_s, said, told = time.monotonic(), b"", False
         with self._connected(overtaken) as line:
             line.sendall(json.dumps(question).encode() + b"\n")
             while not said.endswith(b"\n"):
                 if overtaken():
                     raise Overtaken
-                if time.monotonic() > until_s or len(said) > _MOST_ANSWER_BYTES:
+                if not told and time.monotonic() - since_s > _SAY_S:
+                    told = True
+                    log.warning("trainwarden: waiting for a checkpoint, from other nodes or the store %s", self._store)
+                if time.monotonic() - since_s > _FILL_S or len(said) > _MOST_ANSWER_BYTES:
                     raise TimeoutError(f"it has not answered within {_FILL_S:.0f} s")
                 with suppress(TimeoutError):
                     if not (piece := line.recv(1 << 16)):

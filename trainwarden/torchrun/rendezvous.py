@@ -6,6 +6,7 @@ the way. Whatever becomes of the service, ranks that run go on.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -31,7 +32,8 @@ from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
 from trainwarden.torchrun.exits import Exits
 from trainwarden.torchrun.line import Endpoints
 from trainwarden.torchrun.memory import NotFilled, Overtaken
-from trainwarden.torchrun.surroundings import Surroundings, name_of, node_of
+from trainwarden.torchrun.saving import SIGNAL, Saving
+from trainwarden.torchrun.surroundings import Surroundings, job_of, node_of
 from trainwarden.torchrun.watching import NodeAgent
 
 log = logging.getLogger("trainwarden.torchrun")
@@ -59,7 +61,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
             _import_for_ranks()
             _count_silent_ends()
         self._backend, self._run_id = str(parameters.backend), str(parameters.run_id)
-        job, node = name_of(parameters.run_id, "job"), node_of(os.environ)
+        job, node = job_of(self._run_id), node_of(os.environ)
         self._patience_s = float(parameters.get("join_timeout", JOIN_S))
         place = Place(
             job, node, parameters.min_nodes, parameters.max_nodes, parameters.local_addr,
@@ -76,6 +78,9 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch, self._around.note)
         self._agent.tell_keeper = self._around.tell_keeper
         self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended)
+        _tell_of_starts(self._exits)
+        self._saving = Saving(os.environ.get(SIGNAL, ""), self._exits.running)
+        self._agent.save = self._saving.ask
         self._store: Any = None
         self._over = threading.Event()
         self._pid = os.getpid()
@@ -190,7 +195,10 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     def _look_for_first_steps(self) -> None:
         """See when all ranks of this node have finished a step, and whether one has started over."""
         seen, since_s = 0, time.monotonic()
+        saves = False
         while not self._over.wait(LOOK_S):
+            if saves != (saves := self._saving.possible()):
+                self._agent.update(saves=saves)
             found = self._exits.all_started()
             if found is None or found[0] == seen:
                 since_s = time.monotonic() if found is None else since_s
@@ -221,11 +229,16 @@ def _forks() -> bool:
 
 
 def _import_for_ranks() -> None:
-    """Import once what the first optimizer of each rank imports: a second of a core, at each start."""
+    """Import once what the first optimizer of each rank imports: a second of a core, at each start.
+
+    No rank looks through it for garbage: each would copy all its pages for the collector's marks, a third of a start.
+    """
     try:
         import torch._dynamo  # noqa: F401
     except Exception:
         log.debug("torch._dynamo is not imported here", exc_info=True)
+    gc.collect()
+    gc.freeze()
 
 
 def _count_silent_ends() -> None:
@@ -249,6 +262,26 @@ def _count_silent_ends() -> None:
         return bool(known(self))
 
     MultiprocessContext._is_done = is_done
+
+
+def _tell_of_starts(exits: Exits) -> None:
+    """Have torchrun tell of the ranks that it has started where its events do not: torch 2.6 has none of a start."""
+    try:
+        from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+        start = LocalElasticAgent._start_workers
+    except (ImportError, AttributeError):
+        log.debug("torch's own way to start ranks is not known", exc_info=True)
+        return
+
+    def started(self: Any, group: Any) -> Any:
+        pids = start(self, group)
+        with suppress(AttributeError, IndexError, KeyError, TypeError):
+            for number, pid in pids.items():
+                exits.started(pid, group.workers[number].global_rank, len(pids))
+        return pids
+
+    LocalElasticAgent._start_workers = started
 
 
 def _endpoints(parameters: RendezvousParameters) -> Endpoints:

@@ -48,6 +48,17 @@ def name_of(text: str, otherwise: str) -> str:
     return _NO_NAME.sub("-", text).strip("-._")[:128] or otherwise
 
 
+def job_of(run_id: str) -> str:
+    """The job that torchrun calls `run_id`; one without ``--rdzv-id``, to torchrun "none", is "job" as in our settings.
+
+    Examples
+    --------
+    >>> job_of("none"), job_of("llama")
+    ('job', 'llama')
+    """
+    return name_of("" if run_id == "none" else run_id, "job")
+
+
 def node_of(environ: MutableMapping[str, str]) -> str:
     """This node's name, the same as in the records of its agent."""
     return name_of(environ.get("TRAINWARDEN_NODE") or socket.gethostname(), "node")

@@ -215,5 +215,5 @@ class Api:
 def _message(said: bytes) -> str:
     try:
         return " ".join(msgspec.json.decode(said, type=_Status).message.split())[:_MAX_SAID_CHARS]
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""

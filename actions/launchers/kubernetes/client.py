@@ -156,6 +156,7 @@ def _may(api: Api, kind: Kind, namespace: str, need: tuple[str, str | None, str]
     return api.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review, _Review).status.allowed
 
 
+CAN: Final[frozenset[Verb]] = frozenset({"restart", "stop", "cordon", "uncordon", "evict"})
 CANNOT: Final[dict[Verb, str]] = {
     "rebalance": "Kubernetes has no part in how a job splits its micro-batches",
     "move": "Kubernetes' scheduler chooses the places of a job's ranks itself; a person must",
@@ -225,8 +226,7 @@ class KubernetesLauncher:
         """See `trainwarden.launching.Launcher.capabilities`. What this engine has no right to it cannot do."""
         kind = KINDS[self._config.kind]
         missing = no_right(self._api, kind, self._config.namespace, self._config.node_conditions)
-        able: frozenset[Verb] = frozenset({"restart", "stop", "cordon", "uncordon", "evict"})
-        return Capabilities(can=able - missing.keys(), cannot={**CANNOT, **missing})
+        return Capabilities(can=CAN - missing.keys(), cannot={**CANNOT, **missing})
 
     def state(self, job: str) -> LauncherState:
         """See `trainwarden.launching.Launcher.state`."""

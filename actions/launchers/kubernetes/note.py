@@ -78,7 +78,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The note in `text`; an empty one where there is none or it is damaged."""
         try:
             return msgspec.json.decode(text, type=cls)
-        except (msgspec.DecodeError, UnicodeError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             return cls()
 
     def find(self, operation: str) -> Entry | None:

@@ -146,6 +146,7 @@ def no_right_to_drain(commands: Commands) -> str | None:
     return f"user {name} may not drain nodes: Slurm lets {who} and users of AdminLevel Administrator"
 
 
+CAN: Final[frozenset[Verb]] = frozenset({"restart", "stop", "evict", "cordon", "uncordon"})
 CANNOT: Final[dict[Verb, str]] = {
     "rebalance": "Slurm has no part in how a job splits its micro-batches",
     "move": "Slurm chooses the places of a job's ranks itself; a person must",
@@ -200,10 +201,9 @@ class SlurmLauncher:
 
     def capabilities(self) -> Capabilities:
         """See `trainwarden.launching.Launcher.capabilities`. Who may not drain nodes cannot evict, nor resume them."""
-        able: frozenset[Verb] = frozenset({"restart", "stop", "evict", "cordon", "uncordon"})
         no = no_right_to_drain(self._commands)
-        denied = {verb: no for verb in able & NODE_VERBS if no}
-        return Capabilities(can=able - denied.keys(), cannot={**CANNOT, **denied})
+        denied = {verb: no for verb in CAN & NODE_VERBS if no}
+        return Capabilities(can=CAN - denied.keys(), cannot={**CANNOT, **denied})
 
     def state(self, job: str) -> LauncherState:
         """See `trainwarden.launching.Launcher.state`."""

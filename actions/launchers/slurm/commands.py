@@ -91,7 +91,10 @@ class Commands:
     def numbers(self, name: str) -> list[tuple[int, str]]:
         """Number and state of all jobs of that name, those included that ended lately."""
         said = self.run("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%A %T")
-        return [(int(number), state) for number, _, state in (line.partition(" ") for line in said.splitlines())]
+        try:
+            return [(int(number), state) for number, _, state in (line.partition(" ") for line in said.splitlines())]
+        except ValueError as error:
+            raise LauncherUnavailable(f"Slurm's list of jobs named {name} cannot be read ({error!r:.200})") from error
 
     def run(self, program: str, *words: str) -> str:
         """What a command says.
@@ -143,7 +146,7 @@ class Commands:
                     self._json = True
                     return found
             said = of_text(self.run("scontrol", "show", what, names))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise LauncherUnavailable(f"Slurm's answer about {what} {names} cannot be read ({error!r:.200})") from error
         self._json = bool(self._json)
         return said

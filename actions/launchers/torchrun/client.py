@@ -99,7 +99,7 @@ class TorchrunLauncher:
             return refused(operation, "unknown_job", f"this launcher runs job '{self._job}'")
         try:
             msgspec.json.decode(ENCODE(operation), type=Operation)
-        except (msgspec.DecodeError, ValueError) as error:  # bounds are checked where it is read
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:  # bounds are checked where it is read
             return refused(operation, "unfit", str(error)[:500])
         return self._ended.get(operation.id) or self._report(self._ask(Submit(operation)))
 
@@ -145,7 +145,7 @@ class TorchrunLauncher:
                 if answer.error is None:
                     return answer
                 why.append(f"{host}:{port}: {answer.error[:300]}")
-            except (OSError, msgspec.DecodeError, ValueError) as error:
+            except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
                 why.append(f"{host}:{port}: {trouble(error)[:300]}")
         raise LauncherUnavailable(f"rendezvous service at {'; '.join(why)}")
 

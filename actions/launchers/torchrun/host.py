@@ -31,6 +31,8 @@ class RendezvousHost:
         self._service: RendezvousService | None = None
         self._served = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rendezvous-host", daemon=True)
+        self.why = ""
+        """Why the last try served nothing."""
 
     def start(self) -> None:
         """Begin to try."""
@@ -40,9 +42,9 @@ class RendezvousHost:
         """The address that is served, once it is; None if that takes longer."""
         return self._address if self._served.wait(timeout_s) else None
 
-    def close(self) -> None:
+    def close(self, farewell_s: float = FAREWELL_S) -> None:
         """Serve no more, once all agents that are connected have gone; a try that is under way may end later."""
-        until_s = time.monotonic() + FAREWELL_S
+        until_s = time.monotonic() + farewell_s
         while self._service is not None and self._service.has_agents and time.monotonic() < until_s:
             self._closed.wait(0.1)
         self._closed.set()
@@ -53,7 +55,8 @@ class RendezvousHost:
             try:
                 self._service = RendezvousService(self._address, BootClock(), **self._more)
                 self._service.run(self._closed.is_set, self._ready)
-            except ConfigError:  # another machine's address, or somebody serves there already
+            except ConfigError as error:  # another machine's address, or somebody serves there already
+                self.why = str(error)
                 self._closed.wait(BETWEEN_S)
 
     def _ready(self, address: str) -> None:

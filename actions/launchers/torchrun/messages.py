@@ -191,6 +191,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat", tag_field="do"
     start_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] | None = None
     """How long its ranks took to their first steps, where that was seen last."""
     keeper: KeeperAt | None = None
+    saves: bool = False
+    """Whether all its ranks catch the signal by which a person has said that they save a checkpoint."""
     restored: Number | None = None
     """The step that its ranks went on from by the nodes' memory, which may be older than what was newest."""
 
@@ -250,10 +252,12 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the service says to an agent, whenever it changes and as the answer to each `Beat`.
 
     `memory`, `splits` and `ring` come where they have changed, with the `bus` to which a node is to be watched. `stop`:
-    the agent's ranks have to end, as a new round is wanted.
+    the agent's ranks have to end, as a new round is wanted. `save` is the operation that has them save
+    a checkpoint now.
     """
 
     begin: Begin | None = None
+    save: str | None = None
     stop: bool = False
     over: int | None = None
     why: str = ""

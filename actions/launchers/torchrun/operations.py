@@ -25,11 +25,12 @@ from trainwarden.launching import (
 STOPPED_CODE: Final = 143  # as a shell says of what SIGTERM has ended
 KEPT_SPLITS: Final = 8  # ranks adopt the newest that all have read, which may be an earlier one
 CAPABILITIES: Final = Capabilities(
-    can=frozenset({"restart", "rebalance", "stop", "pause", "resume", "cordon", "uncordon", "evict", "move"}),
+    can=frozenset(
+        {"restart", "rebalance", "stop", "pause", "resume", "cordon", "uncordon", "evict", "move", "checkpoint"}
+    ),
     restarts_itself=True,
     cannot={
         "validate": "this launcher cannot validate nodes; run `trainwarden validate` on them",
-        "checkpoint": "this launcher cannot ask for a checkpoint; the training script writes its own",
         "replace": "this launcher brings no new machine; who is evicted is replaced by a spare that waits",
     },
 )
@@ -85,6 +86,8 @@ def _end(kept: Kept, table: JobTable, now_s: float) -> Report | None:
     elif kept.kind == "validate":
         told = kept.report if table.checks is None else table.checks.report(ident)
         return None if told == kept.report else told
+    elif kept.kind == "checkpoint":
+        return _end_of_save(kept, table)
     elif kept.kind == "pause":
         done = not alive or not memory.paused
     elif kept.kind == "rebalance":
@@ -96,6 +99,16 @@ def _end(kept: Kept, table: JobTable, now_s: float) -> Report | None:
     resume = memory.resume if kept.kind in STARTS else None
     text = "" if resume is None else f"the newest checkpoint that its nodes see is of step {resume.step}"
     return Report(operation=ident, state="done", text=text) if done else None
+
+
+def _end_of_save(kept: Kept, table: JobTable) -> Report | None:
+    """A checkpoint is made once all nodes that see any see one that is newer than when it was asked for."""
+    memory, ident, newest = table.memory, kept.report.operation, table.newest()
+    if newest is not None and newest.step >= kept.until:
+        return Report(operation=ident, state="done", text=f"the checkpoint of step {newest.step} is complete")
+    if memory.target > memory.round:
+        return Report(operation=ident, state="failed", text="the job started anew before a checkpoint was complete")
+    return None
 
 
 def _known(table: JobTable, operation: str) -> Report:
@@ -141,6 +154,9 @@ def _apply(operation: Operation, table: JobTable, now_s: float) -> int:
     elif operation.kind == "validate":
         assert table.checks is not None  # else it was refused
         table.checks.begin(operation)
+    elif operation.kind == "checkpoint":
+        newest = table.newest()
+        return 0 if newest is None else newest.step + 1
     elif operation.kind == "rebalance":
         number = 1 + max((one.number for one in memory.splits), default=0)
         split = Split(number=number, micro_batches=operation.plan.micro_batches, why=why, operation=operation.id)
@@ -188,11 +204,25 @@ def _misfit_of_ranks(operation: Operation, table: JobTable) -> Report | None:
         return refused(operation, "unfit", "the job is paused: whoever did so resumes it")
     if kind == "resume" and not memory.paused:
         return refused(operation, "unfit", "the job is not paused")
-    if kind == "rebalance":
+    if kind == "checkpoint":
+        why_not = _misfit_of_save(table)
+    elif kind == "rebalance":
         why_not = _misfit_of_split(operation.plan.micro_batches, table)
     else:
         why_not = _misfit_of_order(operation.plan.node_order, table) if kind == "move" else None
     return None if why_not is None else refused(operation, "unfit", why_not)
+
+
+def _misfit_of_save(table: JobTable) -> str | None:
+    memory, seated = table.memory, table.seated.values()
+    if memory.paused or memory.target > memory.round or len(seated) < len(memory.roster):
+        return "not all of the job's nodes train"
+    if not any(one.beat.looks for one in seated):
+        return "nobody has named the folder of the job's checkpoints, so none would be seen"
+    deaf = next((one.node for one in seated if not one.beat.saves), None)
+    if deaf is not None:
+        return f"ranks on {deaf} catch no signal to save by; TRAINWARDEN_CHECKPOINT_SIGNAL names the script's"
+    return None
 
 
 def _misfit_of_split(counts: Sequence[int], table: JobTable) -> str | None:

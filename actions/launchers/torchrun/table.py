@@ -139,7 +139,12 @@ class JobTable:
             if place is not None:
                 begin = self._begin(place)
         stop = 0 < beat.at < memory.target and not beat.waits and not beat.finished
-        return Word(begin=begin, stop=stop, why=memory.reason if stop else "")
+        return Word(begin=begin, stop=stop, why=memory.reason if stop else "", save=self._asked_to_save)
+
+    @property
+    def _asked_to_save(self) -> str | None:
+        asked = (one.report for one in self.memory.kept if one.kind == "checkpoint" and not one.report.ended)
+        return next((one.operation for one in asked), None)
 
     def _begin(self, place: int) -> Begin:
         memory = self.memory
@@ -240,7 +245,7 @@ class JobTable:
         elif not any(one.beat.looks for one in self.seated.values()):
             self.come_back(now_s, f"{more} more nodes wait")  # as torchrun's own rendezvous has it
         elif self._growing.is_due(max(took_s, default=None)):
-            newest = self._newest()
+            newest = self.newest()
             step = 0 if newest is None else newest.step
             if self._grow_after is None:
                 self._grow_after = step
@@ -285,7 +290,7 @@ class JobTable:
             return False
         how = f"rank {beat.failure.rank} {beat.failure.how}" if beat.failure is not None else "its ranks ended"
         self._failed_s = [then for then in self._failed_s if now_s - then < FORGIVEN_S] + [now_s]
-        newest, proof = self._newest(), self.memory.proof
+        newest, proof = self.newest(), self.memory.proof
         newer = newest is not None and (proof is None or newest.step > proof)
         failures = 1 if newer else self.memory.failures + 1
         if not any(one.beat.looks for one in self.seated.values()):
@@ -309,7 +314,7 @@ class JobTable:
         said = "has ended" if absence == "closed" else "is silent"
         return None if absence is None else f"torchrun on {seat.node} {said}"
 
-    def _newest(self) -> Checkpoint | None:
+    def newest(self) -> Checkpoint | None:
         """The newest checkpoint that all nodes see which see any: one may see it before the others do."""
         return self._newest_of(self.seated.values())
 
@@ -366,7 +371,7 @@ class JobTable:
             return
         if self.majority(now_s) and (self.checks is None or self.checks.is_open(self.memory.target)):
             seats = self._seats(waiting)
-            newest = self._newest() if self.memory.round else self._newest_of(waiting)
+            newest = self.newest() if self.memory.round else self._newest_of(waiting)
             first = self.members.get(seats[0].life)
             assert first is not None  # it waits
             self.change(

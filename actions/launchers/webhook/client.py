@@ -338,14 +338,14 @@ class WebhookLauncher:
             raise LauncherUnavailable(text)
         try:
             return msgspec.json.decode(answer.body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise LauncherUnavailable(f"{host} answers no {kind.__name__} ({str(error)[:_MAX_SAID_CHARS]})") from error
 
 
 def _problem(body: bytes) -> str:
     try:
         said = msgspec.json.decode(body, type=Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     return (said.detail or said.title)[:_MAX_SAID_CHARS]
 

@@ -16,7 +16,7 @@ import numpy as np
 from trainwarden.detectors.logs.device_lines import Tasks, as_said
 from trainwarden.detectors.logs.ends.endings import Ending, EndTable, ranks_of, shipped_endings
 from trainwarden.detectors.logs.ends.line_times import began_s, line_times
-from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Verdict, decide
+from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Stall, Verdict, decide
 from trainwarden.detectors.logs.findings import EVENT_KIND
 from trainwarden.detectors.logs.loss_lines import goes_on
 from trainwarden.detectors.logs.rules import LogRule, shipped_rules
@@ -41,7 +41,8 @@ _SEEN_ON: Final = (
     re.compile(r"[Dd]evice:? (?P<device>[0-9]{1,3}), node:? (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,62})"),
     re.compile(r"\bnode:? (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,62}), device:? (?P<device>[0-9]{1,3})"),
 )
-_STALLS: Final = frozenset({"horovod.stall", "jax.barrier"})  # said by who waits, of those that are listed next
+# Said by who lives, of those that are listed next.
+_STALLS: Final = frozenset({"horovod.stall", "jax.barrier", "jax.unhealthy"})
 # Horovod lists the tensors that a rank has not submitted, JAX the tasks that were not at the barrier.
 _MISSING_RANK: Final = re.compile(r"(\d{1,6}): \[|/job:\w{1,40}/replica:\d{1,6}/task:(\d{1,6})$")
 _NON_FINITE: Final = "numeric.non_finite"
@@ -170,12 +171,13 @@ class _Reader:
             self._ended(attempt, order, where[0], rank, ending)
             return
         # Of the coordinator's own list: an order is a time, a file and a place.
-        if attempt.stalls and attempt.stalls[-1][0][1] == where[0] and (match := _MISSING_RANK.match(line)):
-            attempt.stalls[-1][1].add(int(match[1] or match[2]))
+        if attempt.stalls and attempt.stalls[-1].order[1] == where[0] and (match := _MISSING_RANK.match(line)):
+            attempt.stalls[-1].missing.add(int(match[1] or match[2]))
             return
         rule = self._rules.match(line)
         if rule is not None and rule.id in _STALLS:
-            attempt.stalls.append((order, set()))  # its writer is the coordinator, who waits like the others
+            # Its writer is the coordinator, who waits like the others.
+            attempt.stalls.append(Stall(order, rule.kind or "hang"))
         elif rule is not None:
             rule = as_said(rule, line)
             self._said(attempt, order, where, line, rule)
@@ -203,7 +205,7 @@ class _Reader:
         if rule is not None and (rule.role in {"cascade", "phase"} or told):
             self._said(attempt, order, where, line, rule)
             if rule.id in _STALLS:
-                attempt.stalls.append((order, set()))
+                attempt.stalls.append(Stall(order, rule.kind or "hang"))
             elif rule.role == "cascade":
                 attempt.fallen.append(self._named_cause(order, where, line, rule, raised=True))
             return

@@ -78,13 +78,22 @@ class Verdict:
     explained: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A coordinator says that ranks are missing: `hang` where the others wait for them, `crash` where they are gone."""
+
+    order: Order
+    kind: IncidentKind
+    missing: set[int] = field(default_factory=set)
+
+
 @dataclass(slots=True)
 class Attempt:
     """What was said since training last went on."""
 
     causes: list[Cause] = field(default_factory=list)
     followed: list[tuple[Order, str]] = field(default_factory=list)  # consequences that are no warnings
-    stalls: list[tuple[Order, set[int]]] = field(default_factory=list)  # and the ranks that have not submitted
+    stalls: list[Stall] = field(default_factory=list)
     warned: bool = False
     fallen: list[Cause] = field(default_factory=list)  # ranks that ended by an exception that tells of another's end
     ends: list[tuple[Order, Ending, int | None]] = field(default_factory=list)
@@ -130,6 +139,8 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
         return Verdict(None, "a device or node failed", _since_s(attempt, now_s), explained=True)
     if attempt.causes:
         return _by_cause(attempt, failed, now_s, at_end=at_end)
+    if attempt.stalls and at_end and all(rank is None for _, _, rank in failed):
+        return _by_stall(attempt)
     found = _by_ending(attempt, failed, now_s) or _by_waiting(attempt, now_s, at_end=at_end)
     return found or (_by_consequences(attempt, failed) if at_end else None)
 
@@ -208,13 +219,15 @@ def _by_consequences(attempt: Attempt, failed: Ends) -> Verdict | None:
 
 
 def _by_stall(attempt: Attempt) -> Verdict:
-    """The coordinator waits to the end of the log for ranks that have not submitted what the others have."""
-    first, ranks = min(one for one, _ in attempt.stalls), sorted(attempt.stalls[-1][1])
+    """To the end of the log the coordinator waits for ranks, or has missed the heartbeats of ranks."""
+    first, last = min(one.order for one in attempt.stalls), attempt.stalls[-1]
+    ranks = sorted(last.missing)
     who = f"{'rank' if len(ranks) == 1 else 'ranks'} {_listed(ranks)}" if ranks else "some ranks"
+    gone = "sent no heartbeats any more, say the other ranks"
     cause = Cause(
         order=first, rank=ranks[0] if len(ranks) == 1 else None, node=None, file="",
-        line=f"{who} did not take part in what the other ranks wait for", rule="silent.ranks", kind="hang",
-        severity="sev2",
+        line=f"{who} {'did not take part in what the other ranks wait for' if last.kind == 'hang' else gone}",
+        rule="silent.ranks", kind=last.kind, severity="sev2",
     )  # fmt: skip
     return Verdict(cause, "", first[0])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,36 +19,6 @@ FILLED_SHARE: Final = 0.8
 """A mean is judged once so much of it is measured: one of fewer samples varies more than those of training."""
 KNOWN_SHARE: Final = 0.5
 """Of the metrics trained on so many have to be there: what fewer of them say of an entity is not what was learnt."""
-
-
-class RowModel(Protocol):
-    """A model of normal rows; nothing in it changes after `fit`."""
-
-    def score(self, rows: Floats) -> Floats:
-        """Raw scores ``[r]`` of ``rows [r, d]``, larger is stranger, NaN where too little of a row is there.
-
-        What is missing makes a row no stranger than it would be with some value in its place.
-        """
-        ...
-
-    def blame(self, rows: Floats) -> Floats:
-        """How much each metric adds to the score, ``[r, d]``, not negative, 0 where missing."""
-        ...
-
-    def to_arrays(self) -> Arrays:
-        """Everything `from_arrays` needs; numbers only."""
-        ...
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The model that `to_arrays` described.
-
-        Raises
-        ------
-        DetectorError
-            If an array is missing or has the wrong shape.
-        """
-        ...
 
 
 def training_rows(rows: npt.ArrayLike, least: int) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -66,15 +66,6 @@ class RowHistory:
         self.values[: self.end, series] = np.nan
         self.values[self.end - len(rows) : self.end, series] = rows
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` takes it back."""
-        return {"rows": self.values, "rows_seqs": self.seqs, "rows_end": np.array([self.end])}
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`."""
-        self.values, self.seqs = arrays["rows"].copy(), arrays["rows_seqs"].copy()
-        self.end = int(arrays["rows_end"][0])
-
 
 class LevelMarks:
     """The level of every series now and then over the whole run, in bounded memory.
@@ -130,13 +121,3 @@ class LevelMarks:
         """Sequence numbers and levels of one series, oldest first."""
         known = np.isfinite(self._marks[: self._count, series])
         return self._seqs[: self._count][known], self._marks[: self._count, series][known]
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` takes it back."""
-        places = np.array([self._count, self._stride, self._fed])
-        return {"marks": self._marks, "marks_seqs": self._seqs, "marks_places": places}
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`."""
-        self._marks, self._seqs = arrays["marks"].copy(), arrays["marks_seqs"].copy()
-        self._count, self._stride, self._fed = (int(place) for place in arrays["marks_places"])

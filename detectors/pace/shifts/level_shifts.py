@@ -10,7 +10,7 @@ section 4.2. The file to read first in this room.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -35,10 +35,6 @@ class _Part(Protocol):
     def resize(self, more: int) -> None: ...
 
     def forget(self, which: npt.NDArray[np.bool_]) -> None: ...
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]: ...
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None: ...
 
 
 class ShiftConfig(Thresholds, frozen=True, kw_only=True):
@@ -73,6 +69,8 @@ class LevelShifts:
     >>> [(shift.onset, shift.reported, shift.slower) for shift in found]
     [(50, 53, True)]
     """
+
+    NOT_KEPT = ("_parts", "_rises", "_reliefs", "_verification", "_waits", "_onsets")
 
     def __init__(self, config: ShiftConfig) -> None:
         self._config, self._levels = config, Levels(config)
@@ -134,15 +132,6 @@ class LevelShifts:
         found += [shift for series, level in rises if (shift := self._rise(series, seq, level)) is not None]
         back = self._reliefs.candidates(seq, known, self._levels)
         return found + [shift for series, level in back if (shift := self._relief(series, seq, level)) is not None]
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` of one of the same configuration takes it back."""
-        return {name: array for part in self._parts for name, array in part.arrays().items()}
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`."""
-        for part in self._parts:
-            part.load(arrays)
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ Bounded in memory and constant in cost per row, however long the series.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -174,18 +174,6 @@ class Levels:
             self.raised_since[series] = seq
         elif not raised:
             self.raised_since[series] = -1
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` takes it back."""
-        own: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in self._ARRAYS}
-        return own | self.rows.arrays() | self.marks.arrays()
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`."""
-        for name in self._ARRAYS:
-            setattr(self, name, arrays[name].copy())
-        self.rows.load(arrays)
-        self.marks.load(arrays)
 
     # -- internals -------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ and are named late rather than early; what only goes on with a change that has b
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -154,14 +154,6 @@ class LastReported:
     def note(self, shift: Shift) -> None:
         """`shift` is the last one now."""
         self._told[:, shift.series] = shift.onset, shift.reported, 1 if shift.slower else -1
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` takes it back."""
-        return {"told": self._told}
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`."""
-        self._told = arrays["told"].copy()
 
 
 def refine(values: Floats, first: int, onset: int, config: OnsetConfig) -> int:

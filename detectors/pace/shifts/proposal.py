@@ -7,7 +7,7 @@ value explains a change for a while before the posterior lets go of it; the watc
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -144,16 +144,6 @@ class StepProposal:
             most = np.minimum(longest, levels.seen - self._config.older)
             young &= self._bocd.mass_between(shortest, most) > self._config.mass
         return [(int(one), int(away[one] if off[one] else run[one])) for one in np.flatnonzero(off | young)]
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state; `load` takes it back."""
-        own: dict[str, npt.NDArray[Any]] = {"away": self._away, "longest": self._longest}
-        return own | {f"bocd.{name}": array for name, array in self._bocd.arrays().items()}
-
-    def load(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Go on from `arrays`."""
-        self._away, self._longest = arrays["away"].copy(), arrays["longest"].copy()
-        self._bocd.load({name[5:]: array for name, array in arrays.items() if name.startswith("bocd.")})
 
     # -- internals -------------------------------------------------------------------------------------------
 

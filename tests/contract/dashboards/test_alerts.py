@@ -65,7 +65,7 @@ def test_promtool_agrees(require_servers: Callable[[str], NoReturn]) -> None:
         require_servers("promtool is not installed (Debian's package prometheus has it)")
     for command in (["check", "rules", "trainwarden.rules.yml"], ["test", "rules", TEST.name]):
         done = subprocess.run(
-            ["promtool", *command], cwd=TEST.parent, capture_output=True, text=True, timeout=120, check=False
+            ["promtool", *command], cwd=TEST.parent, capture_output=True, text=True, timeout=900, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -22,7 +22,6 @@ from trainwarden.errors import BusUnavailable
 log = logging.getLogger("trainwarden.bus")
 
 _PARTS: Final = ("", "-wal", "-shm")
-_BATCH: Final = 1_000
 _ROW = tuple[int, float, str, bytes, float | None]
 
 

@@ -41,7 +41,7 @@ class Membership:
         self._group = group
         self._topics = list(topics)
         self._lease_s = lease_s
-        self._lock_file = os.open(store.path + "-members", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_file = os.open(store.path + "-members", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._seen_s = 0.0
         self.generation = -1
         self.id = 0

@@ -313,7 +313,7 @@ def file_lock(path: str, how: int) -> Iterator[None]:
     """Hold a lock of all processes (`fcntl.LOCK_SH` or ``LOCK_EX``) on which file has the name `path`."""
     try:
         make = os.O_CREAT if how == fcntl.LOCK_EX else 0  # beside a file that may not be a bus nothing is made
-        lock = os.open(path + "-members", os.O_RDWR | make | os.O_CLOEXEC, 0o600)
+        lock = os.open(path + "-members", os.O_RDWR | make | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         yield
         return

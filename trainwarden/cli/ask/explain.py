@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
 import typer
 
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.cli.ask.jobs_on_bus import bus_of_incident
 from trainwarden.cli.shared.answers import INCIDENT
 from trainwarden.cli.shared.follow import short_id
@@ -15,13 +16,14 @@ from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.dashboards.explain.explanation import NEAR_S, Explanation, opening
 from trainwarden.dashboards.explain.explanation import explain as explained
+from trainwarden.dashboards.explain.ladder import ladder
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, IncidentRecord, VerdictRecord
 from trainwarden.settings import load
 from trainwarden.topics import ACTIONS, INCIDENTS, VERDICTS
 
 MOST_EVIDENCE: Final = 4
-MOST_EXCLUDED: Final = 2
+MOST_EXCLUDED: Final = 1
 MOST_NEXT: Final = 3
 
 
@@ -31,7 +33,9 @@ def explain(
         typer.Argument(metavar="[INCIDENT]", help="Its id or the beginning of it; default the newest incident."),
     ] = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="All evidence, and the detectors that abstain.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All evidence, detectors that abstain, the runbook.")
+    ] = False,
     bus: BusAddress = None,
     job: JobName = None,
     config: ConfigFile = None,
@@ -46,15 +50,17 @@ def explain(
     Example: trainwarden explain 1f2e3d4c --json
     """
     voice = Voice(json)
+    settings = load(config)
     with bus_of_incident(incident, bus, config, job) as (connected, name):
-        found = _explained(connected, name, load(config).node)
-    for text in shown(found, everything=everything):
+        told, found = _explained(connected, name, settings.node)
+    remedies = ladder(told.kind, Rules.of(settings.engine))
+    for text in shown(found, remedies, everything=everything):
         voice.say(text)
-    voice.answer({"answer": INCIDENT, **msgspec.to_builtins(found)})
+    voice.answer({"answer": INCIDENT, **msgspec.to_builtins(found), "remedies": remedies})
     return 0
 
 
-def shown(found: Explanation, *, everything: bool) -> Iterator[str]:
+def shown(found: Explanation, remedies: Sequence[str], *, everything: bool) -> Iterator[str]:
     """At most 12 lines, or all that is known."""
     excluded = [one for one in found.why_not_others if everything or " abstains: " not in one]
     yield found.what
@@ -62,17 +68,20 @@ def shown(found: Explanation, *, everything: bool) -> Iterator[str]:
     sections = (
         ("evidence", found.evidence, MOST_EVIDENCE),
         ("why not others", excluded, MOST_EXCLUDED),
+        ("remedies", ["; then ".join(remedies)] if remedies else [], 1),
         ("next", found.next, MOST_NEXT),
     )
     for title, lines, most in sections:
         for number, line in enumerate(lines[: None if everything else most]):
             yield f"  {title + ':' if number == 0 else '':<16}{line}"
-    rest = "" if everything else f" (all of it: trainwarden explain {short_id(found.incident)} --all)"
-    yield f"  {'more:':<16}{found.runbook}{rest}"
+    if everything:
+        yield f"\n{found.runbook}"
+    else:
+        yield f"  {'more:':<16}trainwarden explain {short_id(found.incident)} --all    # all of it, and the runbook"
 
 
-def _explained(bus: Bus, name: str, here: str) -> Explanation:
-    """The explanation of incident `name`, of what the bus still keeps."""
+def _explained(bus: Bus, name: str, here: str) -> tuple[IncidentRecord, Explanation]:
+    """Incident `name` and its explanation, of what the bus still keeps."""
     revisions = [
         one.record for one in bus.read(INCIDENTS) if isinstance(one.record, IncidentRecord) and one.record.id == name
     ]
@@ -82,7 +91,7 @@ def _explained(bus: Bus, name: str, here: str) -> Explanation:
         for one in bus.read(ACTIONS)
         if isinstance(one.record, ActionRecord) and one.record.incident == name
     }
-    return explained(incident, list(actions.values()), opening(incident, _verdicts(bus, incident)), here=here)
+    return incident, explained(incident, list(actions.values()), opening(incident, _verdicts(bus, incident)), here=here)
 
 
 def _verdicts(bus: Bus, incident: IncidentRecord) -> Iterator[VerdictRecord]:

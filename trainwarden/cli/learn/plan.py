@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,10 +13,7 @@ import typer
 from trainwarden.cli.shared.options import ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
-from trainwarden.records import TaskRecord, TaskStatus
-
-FRESH_S = 60.0
-WORTH = ("now", "planned", "restart_only")
+from trainwarden.records import TaskRecord
 
 
 def plan(
@@ -50,6 +46,7 @@ def plan(
 
 def _live(what: str, voice: Voice, config: Path | None) -> int:
     """What the coordinator has said last of each job; exit code 3 where it has said nothing for a minute."""
+    from trainwarden.actions.coordinator.said import FRESH_S, cluster
     from trainwarden.bus.address import connect
     from trainwarden.settings import load
     from trainwarden.topics import TASKS
@@ -65,32 +62,11 @@ def _live(what: str, voice: Voice, config: Path | None) -> int:
     said = [(time_s, task) for time_s, task in newest.values() if task.status is not None]
     tasks = [task for _, task in said if not task.finished]
     fresh = bool(said) and time.time() - max(time_s for time_s, _ in said) < FRESH_S
-    answer = _cluster(tasks, fresh)
+    answer = cluster(tasks, fresh=fresh)
     for line in _lines(answer):
         voice.say(line)
     voice.answer(answer)
     return 0 if fresh else 3
-
-
-def _cluster(tasks: Sequence[TaskRecord], fresh: bool) -> dict[str, Any]:
-    rows, waf, waf_s = [], dict.fromkeys(WORTH, 0.0), dict.fromkeys(WORTH, 0.0)
-    for task in tasks:
-        status = task.status or TaskStatus()
-        for name in WORTH:
-            waf[name] += status.waf.get(name, 0.0)
-            waf_s[name] += status.waf_s.get(name, 0.0)
-        rows.append(
-            {
-                "job": task.job, "weight": task.weight, "minimum": task.minimum, "maximum": task.maximum,
-                "phase": status.phase, "nodes": status.nodes, "planned": status.planned,
-                "restart_only": status.restart_only, "throughput": status.throughput, "assumed": status.assumed,
-                "waf": status.waf,
-            }
-        )  # fmt: skip
-    last = max(tasks, key=lambda one: one.at_s, default=None)
-    status = (last and last.status) or TaskStatus()
-    said = {"mode": status.mode, "event": status.event or None} if last else {}
-    return {"answered": fresh, **said, "tasks": rows, "waf": waf, "waf_s": waf_s}
 
 
 def _lines(answer: dict[str, Any]) -> list[str]:

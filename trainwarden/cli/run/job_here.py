@@ -18,7 +18,7 @@ from trainwarden.actions.launchers.torchrun.host import RendezvousHost
 from trainwarden.actions.remedies.policy import Mode, Rules
 from trainwarden.actions.suspicions.on_bus import SuspicionsOnBus
 from trainwarden.cli.run.job_run import JobRun
-from trainwarden.cli.run.launch_node import NodesAsked, job_client, ranks_environment, rendezvous_host
+from trainwarden.cli.run.launch_node import NodesAsked, asks_for_memory, job_client, ranks_environment, rendezvous_host
 from trainwarden.cli.run.leftovers import Leftovers
 from trainwarden.cli.run.rank_output import RankOutput
 from trainwarden.cli.run.torchrun_here import GAVE_UP_CODE, Torchrun, failed_rank_code, ranks_words
@@ -95,14 +95,14 @@ class JobHere:
         self._output = RankOutput(run.run_dir, self._nproc, shown, settings.runs.log_bytes)
         environ = {
             **call_recording(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
-            **ranks_environment(run, checkpoints, self._asked.rdzv or ""),
+            **ranks_environment(run, checkpoints, self._asked.rdzv or "", in_memory=asks_for_memory(command)),
             "TRAINWARDEN_OUTPUT": str(self._output.folder.absolute()),
         }  # fmt: skip
         words = [*self._asked.torchrun(settings.job, self._nproc, settings.launch), *ranks_words(command)]
         run.buries, self._leftovers = False, Leftovers(partial(self._own, run))
         job = partial(job_client, settings.job, self._asked, settings.launch)
         self._said = run.stack.log_path(OWN_LOG)
-        with self._said.open("ab") as log:
+        with run.stack.open_log(OWN_LOG) as log:
             self.torchrun = Torchrun(run, words, environ, streams=(log, log), say=say, client=job)
         return self.torchrun
 

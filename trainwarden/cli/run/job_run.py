@@ -344,10 +344,14 @@ class JobRun:
 
     def _conclude(self, exit_code: int | None) -> list[dict[str, Any]]:
         """All incidents: a failed command has one whatever the detector did; those of a run that is over close."""
-        view = self.follower.view
+        view, own = self.follower.view, self._end is not None and "detector" in self._services
+        if own:  # a detector that is late would tell after us what nobody closes any more
+            self.stack.stop("detector")
+            with suppress(Exception):
+                self.follower.poll(0.0)
         if exit_code and not self.interrupted and not self._known() and self._end is not None:
             self._judge_end(self._end)
-        if self._end is not None and "detector" in self._services:
+        if own:
             how = f"was stopped by {self.interrupted}" if self.interrupted else f"ended with exit code {exit_code}"
             for one in [one for one in view.incidents.values() if one.wants_action]:
                 self._publish(closed(one, time.time(), f"the job {how}"))

@@ -43,6 +43,10 @@ def launch(
         int | None, typer.Option(min=0, help="Which of them this is, spares last; default by name.")
     ] = None,
     min_nodes: Annotated[int | None, typer.Option(min=1, help="Go on with so many; default --nnodes.")] = None,
+    weight: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1e6, help="Let the coordinator give it --min-nodes to --nnodes, by this."),
+    ] = None,
     join_wait: Annotated[
         float | None,
         typer.Option(min=0.0, max=600.0, metavar="SECONDS", help="Before fewer than --nnodes go on; default 30."),
@@ -77,6 +81,7 @@ def launch(
     asked = NodesAsked(
         rdzv=rdzv, nnodes=nnodes, min_nodes=min_nodes, join_wait_s=join_wait, spares=spares,
         max_restarts=max_restarts, grow=grow, token_file=token_file, tokens=tokens, node_rank=node_rank,
+        weight=weight,
     )  # fmt: skip
     asked.check()
     if rdzv is None:

@@ -64,6 +64,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
     token_file: Path | None = None
     tokens: Path | None = None
     node_rank: int | None = None
+    weight: float | None = None
 
     def check(self) -> None:
         """Refuse what several nodes cannot do, and, on one, what is of several alone: nothing said is passed over.
@@ -90,7 +91,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         said = {
             "--min-nodes": self.min_nodes, "--join-wait": self.join_wait_s, "--spares": self.spares,
             "--max-restarts": self.max_restarts, "--grow": self.grow, "--token-file": self.token_file,
-            "--tokens": self.tokens, "--node-rank": self.node_rank,
+            "--tokens": self.tokens, "--node-rank": self.node_rank, "--weight": self.weight,
         }  # fmt: skip
         for option, value in said.items():
             if value is not None:
@@ -119,14 +120,18 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
     def torchrun(self, job: str, ranks: int, launch: LaunchSettings) -> list[str]:
         """The options of torchrun that say all this, with `ranks` on each node.
 
-        A rank that fails is followed by another round `max_restarts` times, so one failure more ends the job.
+        A rank that fails is followed by another round `max_restarts` times, so one failure more ends the job. One with
+        a weight is the coordinator's: its nodes wait until they are given to it, however many there are.
         """
+        shared = self.weight is not None
         conf = {
-            "last_call_timeout": JOIN_S if self.join_wait_s is None else self.join_wait_s, "spares": self.spares or 0,
+            "last_call_timeout": JOIN_S if self.join_wait_s is None else self.join_wait_s,
+            "spares": self.spares if shared else self.spares or 0,
             "token_file": None if self.token_file is None else self.token_file.absolute(), "grow": self.grow,
             "node_rank": self.node_rank,
             "max_failures": 1 + (MAX_RESTARTS if self.max_restarts is None else self.max_restarts),
             "tls_ca": launch.tls_ca, "tls_certificate": launch.tls_certificate, "tls_key": launch.tls_key,
+            "weight": self.weight, "held": "yes" if shared else None,
         }  # fmt: skip
         known = {name: value for name, value in conf.items() if value is not None}
         for name, value in known.items():

@@ -23,7 +23,7 @@ LEARNING: Final = ("archive", "trainer")
 
 
 def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
-    """Agent, detector, engine and page on this machine with the embedded bus, until Ctrl-C.
+    """Agent, detector, engine, rendezvous of torchrun jobs and page on this machine, until Ctrl-C.
 
     Archive and trainer run too where the extra `train` is installed: metric models learn from its jobs, unless the
     settings name a folder of fixed models.
@@ -37,9 +37,12 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
     address = settings.bus
     if address.startswith("embedded:"):
         address = f"embedded:{Path(address.partition(':')[2]).absolute()}"
+    from trainwarden.cli.shared.rendezvous_beside import RendezvousBeside
+
     stop = StopFlag()
     check_services(settings, WATCHING)
     shared = learning(settings)
+    rendezvous = RendezvousBeside(settings, run, address)
     stack = LocalStack(run, {"TRAINWARDEN_BUS": address, **shared}, config)
     for name in (*WATCHING, *(LEARNING if shared else ())):
         stack.start(name)
@@ -49,21 +52,28 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
         models, folder = shared["TRAINWARDEN_TRAINER_REGISTRY"], shared["TRAINWARDEN_ARCHIVE_FOLDER"]
         shows = f"mlflow ui --backend-store-uri {models}" if models.startswith("sqlite:") else f"see {models}"
         voice.say(f"metric models are trained from {folder}; {shows}")
-    ended: set[str] = set()
     voice.say(f"a job joins it by its environment: env {joining(run, settings.job)} python train.py")
+    learn = set(LEARNING) if shared else set()
     try:
         while not stop():
             time.sleep(0.2)
             stack.check(WATCHING)
-            for name in LEARNING if shared else ():
-                if name not in ended and (code := stack.returncode(name)) is not None:
-                    ended.add(name)
-                    voice.say(f"{name} ended with exit code {code}, so no models are trained: {stack.log_path(name)}")
-            if (sentence := page.news(terminal=True)) is not None:
-                voice.say(sentence)
+            for sentence in (_ended(stack, learn), rendezvous.news(), page.news(terminal=True)):
+                if sentence is not None:
+                    voice.say(sentence)
     finally:
+        rendezvous.close()
         stack.stop()
     return 0
+
+
+def _ended(stack: LocalStack, services: set[str]) -> str | None:
+    """That one of `services` has ended, which is taken out of them."""
+    for name in services:
+        if (code := stack.returncode(name)) is not None:
+            services.remove(name)
+            return f"{name} ended with exit code {code}, so no models are trained: {stack.log_path(name)}"
+    return None
 
 
 def learning(settings: Settings) -> dict[str, str]:

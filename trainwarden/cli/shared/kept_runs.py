@@ -72,7 +72,7 @@ class OwnRun:
         self.path = path
         self.words: list[str] = []
         self._about = About(job, tuple(map(readable, command)), time.time())
-        self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._keep(self._about)
 
@@ -174,7 +174,7 @@ def _read(path: Path) -> KeptRun | None:
 
 def _is_running(path: Path) -> bool:
     try:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainwarden.cli.shared.stack import LocalStack
+from trainwarden.torchrun.files import last_words
 
 ADDRESS = "page.address"
 NICE = 10  # training comes first
@@ -46,6 +47,5 @@ class PageBeside:
             return f"page: {text.strip()[:_MOST_CHARS]}"
         if self._stack.returncode(_SERVICE) is not None:
             self._said = True
-            lines = self._stack.log_path(_SERVICE).read_text(errors="replace").strip().splitlines()
-            return f"no page: {lines[-1][:_MOST_CHARS] if lines else 'serve has ended'}"
+            return f"no page: {last_words(self._stack.log_path(_SERVICE)) or 'serve has ended'}"
         return None

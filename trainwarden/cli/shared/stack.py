@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from trainwarden.errors import NotJudged
+from trainwarden.torchrun.files import last_lines, opened, read_part
 from trainwarden.torchrun.signals import held_back
 
 STOP_GRACE_S = 8.0
@@ -56,7 +56,7 @@ class LocalStack:
         if self._config is not None:
             command += ["--config", str(self._config)]
         command += arguments  # last: they may end in `--` and a training command, whose every word is its own
-        with self.log_path(service).open("ab") as log, held_back():
+        with self.open_log(service) as log, held_back():
             self._processes[service] = subprocess.Popen(
                 command,
                 env=self._environ,
@@ -66,6 +66,16 @@ class LocalStack:
                 # A group of its own: Ctrl-C in the terminal is for the training command, we stop ours in order.
                 start_new_session=True,
             )
+
+    def open_log(self, service: str) -> IO[bytes]:
+        """Its log, to write at the end of.
+
+        Raises
+        ------
+        OSError
+            If something else lies there, or the log cannot be written.
+        """
+        return open(opened(self.log_path(service), os.O_APPEND, 0o666), "ab")
 
     def log_path(self, service: str) -> Path:
         """Where the output of `service` goes."""
@@ -102,11 +112,14 @@ class LocalStack:
         A service goes on writing at the end of its file, so that is copied and cut, not renamed.
         """
         for service in self._processes:
-            path = self.log_path(service)
-            with suppress(OSError):  # a full disk ends no command
-                if path.stat().st_size > limit_bytes // 2:
-                    shutil.copyfile(path, path.with_suffix(".log.1"))
-                    os.truncate(path, 0)
+            path, half = self.log_path(service), limit_bytes // 2
+            with suppress(OSError), self.open_log(service) as log:  # a full disk ends no command
+                if os.fstat(log.fileno()).st_size > half:
+                    before = path.with_suffix(".log.1")
+                    before.unlink(missing_ok=True)
+                    with open(opened(before, os.O_EXCL, 0o666), "wb") as copy:
+                        copy.write(read_part(path, -half, half))
+                    os.ftruncate(log.fileno(), 0)
 
     def check(self, services: Sequence[str]) -> None:
         """Raise if one of `services` has ended.
@@ -122,7 +135,7 @@ class LocalStack:
                 raise NotJudged(f"{service} could not be started: {sys.executable}")
             code = self.returncode(service)
             if code is not None:
-                tail = self.log_path(service).read_text(errors="replace")[-2000:]
+                tail = "\n".join(last_lines(self.log_path(service), 2000))
                 raise NotJudged(f"{service} ended with exit code {code}:\n{tail}")
 
     def stop(self, *services: str, more_s: float = 0.0) -> None:

@@ -168,3 +168,25 @@ def long_frame(rows: list[tuple[float, str | None, str | None, str, float]]) -> 
     long = long.fillna({"node": "", "device": ""})
     wide = long.pivot_table(index=["time_s", "node", "device"], columns="metric", values="value", aggfunc="last")
     return wide.reset_index().rename_axis(columns=None)
+
+
+def found_of(
+    source: Source, rows: list[tuple[float, str | None, str | None, str, float]], unknown: set[str], remedy: str = ""
+) -> Found:
+    """What rows of series hold, with the series that are of no metric of ours.
+
+    Raises
+    ------
+    DataError
+        If there is no row; with `remedy`.
+    """
+    left_out = ", ".join(sorted(unknown)[:5])
+    frame = long_frame(rows)
+    if frame is None:
+        raise DataError(f"{source.name}: no series is of a metric of ours ({left_out or 'there is none'}){remedy}")
+    found = Found(rows=len(rows))
+    if (table := metric_table(frame)) is not None:
+        found.metrics.append(table)
+    if unknown:
+        found.notes.append(f"metrics that are not ours left out: {left_out}")
+    return found

@@ -9,8 +9,7 @@ import msgspec
 
 from trainwarden.errors import DataError
 from trainwarden.formats import names
-from trainwarden.formats.building import metric_table
-from trainwarden.formats.exporters.exposition import long_frame
+from trainwarden.formats.exporters.exposition import found_of
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import labelled
 from trainwarden.formats.source import Source
@@ -57,29 +56,17 @@ class QueryRange:
         default = columns.get("metric") or source.stem.partition(".")[0]
         rows: list[tuple[float, str | None, str | None, str, float]] = []
         unknown: set[str] = set()
-        count = 0
         for series in answer.data.result:
             name = series.metric.get("__name__") or default
             heading = names.metric_of(name)
             points = series.values or ([series.value] if series.value is not None else [])
-            count += len(points)
             if heading is None:
                 unknown.add(name)
                 continue
             told = labelled(heading, series.metric)
             for time_s, text in points:
                 rows.append((time_s, told.node, told.device, heading.name, _float(text) * heading.factor))
-        frame = long_frame(rows)
-        if frame is None:
-            shown = ", ".join(sorted(unknown)[:5]) or "there is none"
-            remedy = "name it: --columns metric=gpu_temperature_celsius"
-            raise DataError(f"{source.name}: no series is of a metric of ours ({shown}); {remedy}")
-        found = Found(rows=count)
-        if (table := metric_table(frame)) is not None:
-            found.metrics.append(table)
-        if unknown:
-            found.notes.append(f"metrics that are not ours left out: {', '.join(sorted(unknown)[:5])}")
-        return found
+        return found_of(source, rows, unknown, "; name it: --columns metric=gpu_temperature_celsius")
 
 
 def decoded_json(source: Source, kind: Any) -> Any:

@@ -10,8 +10,7 @@ import msgspec
 
 from trainwarden.errors import DataError
 from trainwarden.formats import names
-from trainwarden.formats.building import metric_table
-from trainwarden.formats.exporters.exposition import long_frame
+from trainwarden.formats.exporters.exposition import found_of
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import labelled, labels_of
 from trainwarden.formats.source import Source
@@ -70,16 +69,7 @@ class SampleLines:
                 continue
             told = labelled(heading, sample.labels)
             rows.append((sample.time_s, told.node, told.device, heading.name, sample.value * heading.factor))
-        frame = long_frame(rows)
-        left_out = ", ".join(sorted(unknown)[:5])
-        if frame is None:
-            raise DataError(f"{source.name}: no series is of a metric of ours ({left_out or 'there is none'})")
-        found = Found(rows=len(rows))
-        if (table := metric_table(frame)) is not None:
-            found.metrics.append(table)
-        if unknown:
-            found.notes.append(f"metrics that are not ours left out: {left_out}")
-        return found
+        return found_of(source, rows, unknown)
 
 
 def _samples(text: str, file: str) -> Iterator[_Sample]:

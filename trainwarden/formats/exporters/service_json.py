@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import pandas as pd
 
 from trainwarden.errors import DataError
 from trainwarden.formats import names
-from trainwarden.formats.building import metric_table
-from trainwarden.formats.exporters.exposition import long_frame
+from trainwarden.formats.exporters.exposition import found_of
 from trainwarden.formats.exporters.sample_lines import tag_labels
 from trainwarden.formats.interpret import interpreted, tags_of
 from trainwarden.formats.protocol import NEVER, SURE, Found
@@ -22,7 +20,7 @@ from trainwarden.formats.series import labelled, series_of
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import Times
 from trainwarden.formats.table import Table, in_unit
-from trainwarden.formats.trackers.records import with_nan
+from trainwarden.formats.trackers.records import answers_of
 
 # Keys that only this service's answer has, all of them near its start.
 _MARKS: Final = (
@@ -76,16 +74,7 @@ class ServiceJson:
             times_s = Times(list(series.times)).values_s
             rows += [(time_s, node, device, heading.name, value)
                      for time_s, value in zip(times_s.tolist(), values.tolist(), strict=False)]  # fmt: skip
-        frame = long_frame(rows)
-        left_out = ", ".join(sorted(unknown)[:5])
-        if frame is None:
-            raise DataError(f"{source.name}: no series is of a metric of ours ({left_out or 'there is none'})")
-        found = Found(rows=len(rows))
-        if (table := metric_table(frame)) is not None:
-            found.metrics.append(table)
-        if unknown:
-            found.notes.append(f"metrics that are not ours left out: {left_out}")
-        return found
+        return found_of(source, rows, unknown)
 
 
 def _told(series: _Series) -> tuple[names.Heading, str | None, str | None] | None:
@@ -106,29 +95,8 @@ def _number(value: Any) -> float:
         return float("nan")
 
 
-def _decoded(source: Source) -> Iterator[Any]:
-    """The file's JSON, or that of each of its lines."""
-    data = source.data()
-    try:
-        yield msgspec.json.decode(data)
-        return
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        whole = error
-    if (loose := with_nan(data)) is not None:
-        yield loose
-        return
-    lines = [line for line in data.split(b"\n") if line.strip()]
-    for number, line in enumerate(lines, 1):
-        try:
-            yield msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if number == len(lines) and number > 1:
-                return  # cut off while it was written
-            raise DataError(f"{source.name} is not JSON: {whole}") from error
-
-
 def _series(source: Source) -> Iterator[_Series]:
-    for whole in _decoded(source):
+    for whole in answers_of(source):
         for one in whole if isinstance(whole, list) else [whole]:
             if not isinstance(one, dict):
                 continue
@@ -216,7 +184,7 @@ def _scalars(source: Source, columns: Mapping[str, str]) -> Found:
     wide: dict[str, pd.Series[float]] = {}
     steps: set[float] = set()
     with _of_its_form(source.name):
-        for title, name, series in ((title, name, series) for whole in _decoded(source)
+        for title, name, series in ((title, name, series) for whole in answers_of(source)
                                     for title, all_of in whole.items() for name, series in all_of.items()):  # fmt: skip
             values = pd.Series([_number(one) for one in series["y"]], [_number(one) for one in series["x"]])
             word = title if name.lower() in ("train", "series", title) else f"{title}/{name}"

@@ -52,6 +52,12 @@ _NAMES: Final[dict[str, tuple[str, float]]] = {
     "rx_fcs_err_frames": ("nic_receive_crc_errors_count", 1.0),
     "rx_crc_align_errors": ("nic_receive_crc_errors_count", 1.0),
     "rx_pcs_symbol_err_phy": ("nic_rdma_symbol_errors_count", 1.0),  # what the FEC did not correct
+    "rx_pcs_symbol_err": ("nic_rdma_symbol_errors_count", 1.0),
+    "rx_corrected_bits_phy": ("nic_fec_corrected_count", 1.0), "rx_corrected_bits": ("nic_fec_corrected_count", 1.0),
+    "rx_fec_corrected_blocks": ("nic_fec_corrected_count", 1.0),
+    "fec_corrected_blocks": ("nic_fec_corrected_count", 1.0),
+    "rx_fec_uncorrectable_blocks": ("nic_fec_uncorrectable_blocks_count", 1.0),
+    "fec_uncorrectable_blocks": ("nic_fec_uncorrectable_blocks_count", 1.0),
     "link_downed": ("nic_rdma_link_downed_count", 1.0), "symbol_error": ("nic_rdma_symbol_errors_count", 1.0),
     "rx_good_bytes": ("nic_receive_bytes", 1.0), "rx_total_frames": ("nic_receive_packets_count", 1.0),
     "rx_symbol_err_phy": ("nic_rdma_symbol_errors_count", 1.0), "rx_discards_phy": ("nic_receive_discards_count", 1.0),

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
 import pandas as pd
 
 from trainwarden.errors import DataError
@@ -18,6 +17,7 @@ from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.roles import device_name
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
+from trainwarden.formats.trackers.records import answers_of
 
 EVERY_S: Final = 1.0
 _ROCM: Final = re.compile(r'"card[0-9]{1,3}"\s{0,4}:')
@@ -48,7 +48,7 @@ class AmdJson:
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
         del columns
-        answers = list(_answers(source))
+        answers = list(answers_of(source))
         rows = [row for place, answer in enumerate(answers) for row in _rows(answer, place)]
         if not rows:
             raise DataError(f"{source.name} holds no GPU")
@@ -62,23 +62,6 @@ class AmdJson:
         if (table := metric_table(pd.DataFrame(rows).drop(columns="place"))) is not None:
             found.metrics.append(table)
         return found
-
-
-def _answers(source: Source) -> Iterator[Any]:
-    data = source.data()
-    try:
-        yield msgspec.json.decode(data)
-        return
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        whole = error
-    lines = [line for line in data.split(b"\n") if line.strip()]
-    for number, line in enumerate(lines, 1):
-        try:
-            yield msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if number == len(lines) and number > 1:
-                return  # cut off while it was written
-            raise DataError(f"{source.name} is not JSON: {whole}") from error
 
 
 def _rows(answer: Any, place: int) -> Iterator[dict[str, Any]]:

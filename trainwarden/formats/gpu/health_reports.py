@@ -48,7 +48,11 @@ _LINK: Final = re.compile(
     r"(?:(Replay|Recovery|CRC)[A-Za-z ]{0,24}Errors?: ([0-9]{1,20})|<?(inactive)>?|[0-9.]{1,8} GB/s)"
 )
 _CARD: Final = re.compile(r"(mlx[0-9]_(?:ib|bond_)?[0-9]{1,3})")
-_MLXLINK: Final = re.compile(r"(?m)^(State|Physical state|Recommendation|Status Opcode)\s{1,60}: ([^\n]{1,200})$")
+_MLXLINK: Final = re.compile(
+    r"(?m)^(State|Physical state|Recommendation|Status Opcode|Effective Physical BER)\s{1,60}: ([^\n]{1,200})$"
+)
+_BER: Final = re.compile(r"[0-9.]{1,8}E-?[0-9]{1,4}")
+_MOST_BER: Final = 1e-12  # after correction, as Ethernet (IEEE 802.3) asks of a link
 _IBDIAG: Final = re.compile(r"(?m)^-([IWE])- ([^\n]{1,300})")
 _PROBLEM: Final = re.compile(r"(?i)overflow|error|fail|down|mismatch|exceed|bad")
 
@@ -288,7 +292,10 @@ def _of_mlxlink(text: str, file: str) -> Iterator[_Verdict]:
         if "State" not in told:
             continue
         if told["State"].strip().lower() in ("active", "physical linkup", "linkup"):
-            yield _Verdict(device, "", None)
+            ber = told.get("Effective Physical BER", "").strip()
+            bad = _BER.fullmatch(ber) is not None and float(ber) > _MOST_BER
+            why = f"effective bit error ratio {ber}, after correction"
+            yield _Verdict(device, "port_errors" if bad else "", why if bad else None)
         else:
             why = told.get("Recommendation", "").strip()
             physical = told.get("Physical state", "").strip()

@@ -43,22 +43,37 @@ class ParquetTable:
             # A dictionary keeps words once that a file holds once and repeats in each row.
             with parquet.ParquetFile(path, read_dictionary=words) as file:
                 rows = file.metadata.num_rows
-                if rows * max(1, len(flat)) > MAX_VALUES:
-                    raise DataError(f"{source.name} holds more than {MAX_VALUES:,} values: leave columns or rows out")
-                if _bytes_of(file.metadata, set(words)) > MAX_WORDS:
-                    raise DataError(f"{source.name} holds more than {MAX_WORDS:,} bytes of words: leave columns out")
+                groups = _that_fit(file.metadata, len(flat), set(words))
+                if rows and not groups:
+                    raise DataError(
+                        f"{source.name} holds in its first row group more than {MAX_VALUES:,} values, or more than "
+                        f"{MAX_WORDS:,} bytes of words: write smaller ones, or leave columns out"
+                    )
                 # Without pandas' own account of the columns, which may name what is not there.
-                frame = file.read(columns=flat).to_pandas(ignore_metadata=True)
+                frame = file.read_row_groups(groups, columns=flat).to_pandas(ignore_metadata=True)
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise DataError(f"{source.name} is no sound Parquet file ({str(error)[:120]}): write it again") from error
         if not flat or not rows:
             raise DataError(f"{source.name} holds no column of numbers or words: export the metrics as columns")
         frame = frame.astype(object).where(frame.notna(), None)
-        return interpreted(Table(source.name, frame, columns))
+        found = interpreted(Table(source.name, frame, columns))
+        if len(frame) < rows:
+            found.notes.append(
+                f"the first {len(frame):,} of {rows:,} rows are read: leave columns out, or cut the file"
+            )
+        return found
 
 
-def _bytes_of(metadata: Any, columns: set[str]) -> int:
-    """Bytes of `columns` unpacked, as the file's footer says."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
-    return sum(int(part.total_uncompressed_size) for part in parts if part.path_in_schema in columns)
+def _that_fit(metadata: Any, columns: int, words: set[str]) -> list[int]:
+    """The first row groups whose values and bytes of words, as the file's footer says, are within the limits."""
+    found: list[int] = []
+    rows = size = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        parts = [group.column(place) for place in range(group.num_columns)]
+        rows += group.num_rows
+        size += sum(int(part.total_uncompressed_size) for part in parts if part.path_in_schema in words)
+        if rows * max(1, columns) > MAX_VALUES or size > MAX_WORDS:
+            break
+        found.append(number)
+    return found

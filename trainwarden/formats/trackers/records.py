@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -88,6 +88,33 @@ def with_nan(data: bytes) -> Any:
         return json.loads(data, parse_constant=str)
     except (ValueError, RecursionError):
         return None
+
+
+def answers_of(source: Source) -> Iterator[Any]:
+    """The file's JSON, or that of each of its lines; one that was cut off while it was written is left out.
+
+    Raises
+    ------
+    DataError
+        If it is none.
+    """
+    data = source.data()
+    try:
+        yield msgspec.json.decode(data)
+        return
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        whole = error
+    if (loose := with_nan(data)) is not None:
+        yield loose
+        return
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    for number, line in enumerate(lines, 1):
+        try:
+            yield msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if number == len(lines) and number > 1:
+                return
+            raise DataError(f"{source.name} is not JSON: {whole}") from error
 
 
 def _by_line(data: bytes, name: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import contextlib
 import mmap
 import os
 import re
+import stat
 import sys
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..layout import (
     NCCL_CONTROL_BYTES,
     NCCL_MAGIC,
 )
-from ..memory import Memory
+from ..memory import Memory, checked, off_streams
 from ..steps import Steps
 from . import loaded
 
@@ -116,9 +117,9 @@ def _tell(memory: Memory, steps: Steps) -> bool:
         if not name.endswith(own):
             continue
         try:
-            words = _control(os.path.join(memory.folder, name))
+            words = _control(os.path.join(memory.folder, name), memory.owner)
         except (OSError, ValueError):
-            return False  # it is being made, and too short yet
+            continue  # it is being made, and too short yet, or none of ours
         who = (words[NCCL_AT_MAGIC], words[NCCL_AT_ABI], words[NCCL_AT_PID], words[NCCL_AT_START_TICKS])
         if who == (NCCL_MAGIC, NCCL_ABI, os.getpid(), memory.ticks):
             words[NCCL_AT_STEP] = steps.step + 1
@@ -127,9 +128,12 @@ def _tell(memory: Memory, steps: Steps) -> bool:
     return False
 
 
-def _control(path: str) -> Any:
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _control(path: str, owner: int) -> Any:
+    # Of somebody else's file the end may be cut off, and the next store into it would end this process.
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = checked(os.open(path, flags), stat.S_IFREG, (owner,))
     try:
-        return memoryview(mmap.mmap(descriptor, NCCL_CONTROL_BYTES)).cast("q")
+        with off_streams():
+            return memoryview(mmap.mmap(descriptor, NCCL_CONTROL_BYTES)).cast("q")
     finally:
         os.close(descriptor)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
-from trainwarden.log_text import writer_of
+from trainwarden.log_text import Writer, writer_of
 from trainwarden.recorded.job import LogTable
 
 MAX_PROCESSES: Final = 1_000_000
+_MOST_PREFIX: Final = 200  # characters in which Ray's prefix names a process
 # Bounded repeats, none inside another: linear time.
 _GLOBAL: Final = (
     re.compile(r"[Gg]lobal rank (?P<rank>[0-9]{1,6}) \(PID (?P<pid>[0-9]{1,10})\)"),  # Composer's launcher
     re.compile(r"process rank (?P<rank>[0-9]{1,6}) with PID (?P<pid>[0-9]{1,10})"),  # Open MPI, PRRTE
     re.compile(r"RANK (?P<rank>[0-9]{1,6}) PID (?P<pid>[0-9]{1,10}) RUNNING AT"),  # Intel MPI
     re.compile(r":(?P<pid>[0-9]{1,10}):[0-9]{1,10} \[[0-9]{1,3}\] NCCL INFO .{0,80}\brank (?P<rank>[0-9]{1,6}) nranks"),
-    re.compile(r"\bpid=(?P<pid>[0-9]{1,10})\)? world_rank=(?P<rank>[0-9]{1,6})"),  # Ray Train
+    re.compile(
+        r"(?:\bip=(?P<ip>[0-9A-Fa-f:.]{2,45}), )?\bpid=(?P<pid>[0-9]{1,10})\)? world_rank=(?P<rank>[0-9]{1,6})"
+    ),  # Ray Train
 )
 _RAY: Final = re.compile(r"Setting up process group for: .{0,60}\[rank=([0-9]{1,6}),")
 _ROW: Final = re.compile(r" {0,4}rank {1,8}: ([0-9]{1,6}) \(local_rank: [0-9]{1,6}\)$")  # torchrun's table
@@ -42,10 +45,21 @@ class Processes:
         Rank by process id, where the files agree.
     ended_s : mapping of int to float
         When a launcher said that a process has ended, by its id.
+    of_workers : mapping of int to mapping
+        Rank by process id and node of Ray's workers, whose ids may be the same on several nodes.
     """
 
     rank_of: Mapping[int, int]
     ended_s: Mapping[int, float]
+    of_workers: Mapping[int, Mapping[str | None, int]] = field(default_factory=dict)
+
+    def of_writer(self, writer: Writer) -> int | None:
+        """Rank of the worker whose process and node Ray's prefix names: on its driver's node it names none."""
+        if writer.pid is None or not (of_node := self.of_workers.get(writer.pid)):
+            return None
+        if writer.node is None and len(set(of_node.values())) == 1:
+            return next(iter(of_node.values()))
+        return of_node.get(writer.node)
 
 
 def processes_of(tables: Iterable[LogTable], local: Sequence[Mapping[int, int]]) -> Processes:
@@ -58,12 +72,13 @@ def processes_of(tables: Iterable[LogTable], local: Sequence[Mapping[int, int]])
     """
     found: dict[int, int | None] = {}
     ended_s: dict[int, float] = {}
+    of_workers: dict[int, dict[str | None, int]] = {}
     for table, of_local in zip(tables, local, strict=True):
         row: int | None = None
         for place, line in enumerate(table.lines):
             if "pid" not in line and "PID" not in line and "nranks" not in line and "rank" not in line:
                 continue
-            pid, rank = _named(line, row, of_local)
+            pid, rank = _named(line, row, of_local, of_workers)
             row = int(match[1]) if (match := _ROW.match(line)) else row if pid is None else None
             if pid is None or len(found) >= MAX_PROCESSES:
                 continue
@@ -71,19 +86,24 @@ def processes_of(tables: Iterable[LogTable], local: Sequence[Mapping[int, int]])
                 found[pid] = rank if found.get(pid, rank) == rank else None
             if "exit" in line and np.isfinite(table.times_s[place]):
                 ended_s.setdefault(pid, float(table.times_s[place]))
-    return Processes({pid: rank for pid, rank in found.items() if rank is not None}, ended_s)
+    return Processes({pid: rank for pid, rank in found.items() if rank is not None}, ended_s, of_workers)
 
 
-def _named(line: str, row: int | None, of_local: Mapping[int, int]) -> tuple[int | None, int | None]:
-    """Process and rank that a line names together."""
+def _named(
+    line: str, row: int | None, of_local: Mapping[int, int], of_workers: dict[int, dict[str | None, int]]
+) -> tuple[int | None, int | None]:
+    """Process and rank that a line names together; Ray's workers are noted with their node."""
     if match := _LOCAL.search(line):
         return int(match[2]), of_local.get(int(match[1]))
     if match := _OF_ROW.match(line):
         return int(match[1]), row
-    if (match := _RAY.search(line)) and (writer := writer_of(line)).pid is not None:
-        return writer.pid, int(match[1])
+    if (match := _RAY.search(line)) and (pid := (writer := writer_of(line)).pid) is not None:
+        of_workers.setdefault(pid, {})[writer.node] = int(match[1])
+        return pid, int(match[1])
     for pattern in _GLOBAL:
         if match := pattern.search(line):
+            if "ip" in pattern.groupindex:
+                of_workers.setdefault(int(match["pid"]), {})[match["ip"]] = int(match["rank"])
             return int(match["pid"]), int(match["rank"])
     return None, None
 
@@ -105,12 +125,16 @@ def kernel_pid(line: str) -> int | None:
 
 
 def with_ranks(table: LogTable, processes: Processes) -> LogTable:
-    """The table with the ranks of the processes that the kernel names."""
-    if not processes.rank_of:
+    """The table with the ranks of the processes that the kernel names, and of those that Ray's prefix names."""
+    if not processes.rank_of and not processes.of_workers:
         return table
     ranks = list(table.ranks)
     for place, line in enumerate(table.lines):
-        if ranks[place] is None and (pid := kernel_pid(line)) is not None:
+        if ranks[place] is not None:
+            continue
+        if processes.of_workers and " pid=" in line[:_MOST_PREFIX] and (writer := writer_of(line)).pid is not None:
+            ranks[place] = processes.of_writer(writer)
+        elif (pid := kernel_pid(line)) is not None:
             ranks[place] = processes.rank_of.get(pid)
     return replace(table, ranks=tuple(ranks))
 

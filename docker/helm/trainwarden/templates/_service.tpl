@@ -36,6 +36,10 @@ spec:
         - name: {{ .component }}
           image: {{ include "trainwarden.image" .root }}
           imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+          {{- if .joins }}
+          # The token's owner alone may read it, and a mounted Secret is root's.
+          command: [sh, -c, 'umask 077 && cp /etc/trainwarden-rendezvous/token /tmp/token && exec trainwarden "$@"', trainwarden]
+          {{- end }}
           args:
             {{- toYaml .args | nindent 12 }}
           env:
@@ -47,12 +51,12 @@ spec:
             - name: {{ .port.name }}
               containerPort: {{ .port.number }}
           startupProbe:
-            httpGet: { path: {{ .health }}, port: {{ .port.name }} }
+            {{- include "trainwarden.asks" . | nindent 12 }}
             timeoutSeconds: 5
             periodSeconds: 5
             failureThreshold: 24
           livenessProbe:
-            httpGet: { path: {{ .health }}, port: {{ .port.name }} }
+            {{- include "trainwarden.asks" . | nindent 12 }}
             timeoutSeconds: 5
             periodSeconds: 30
             failureThreshold: 4
@@ -75,6 +79,11 @@ spec:
             {{- with .mounts }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
+            {{- if .joins }}
+            - name: rendezvous-token
+              mountPath: /etc/trainwarden-rendezvous
+              readOnly: true
+            {{- end }}
       volumes:
         {{- include "trainwarden.volumes" .root | nindent 8 }}
         - name: state
@@ -82,4 +91,18 @@ spec:
         {{- with .volumes }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+        {{- if .joins }}
+        - name: rendezvous-token
+          secret:
+            secretName: {{ required "rendezvous.tokenSecret: name a Secret with the key token, or set rendezvous.enabled=false" .root.Values.rendezvous.tokenSecret }}
+            defaultMode: 0440
+        {{- end }}
+{{- end }}
+
+{{- define "trainwarden.asks" -}}
+{{- if .speechless }}
+tcpSocket: { port: {{ .port.name }} }
+{{- else }}
+httpGet: { path: {{ .health }}, port: {{ .port.name }} }
+{{- end }}
 {{- end }}

@@ -111,6 +111,56 @@ def test_a_hang_that_outlasts_its_restarts_costs_the_node() -> None:
     assert last(one, "evict_node").after == "i1/restart/2"
 
 
+def a_port_is_down(rig: Rig, number: int = 1) -> IncidentRecord:
+    rig.launcher.phase = "running"
+    told = rig.incident(f"i{number}", "nic_down", suspects=(Suspect(score=1.0, reason="no carrier", node="n7"),))
+    rig.tell(told)
+    return told
+
+
+def test_a_link_that_is_back_in_time_costs_no_node() -> None:
+    """SEV3 of Unicron's table 1: what was lost is sent again by the transport."""
+    one = rig()
+    told = a_port_is_down(one)
+    one.tick(33.0)
+    (left,) = one.bus.actions()
+    assert (left.kind, left.severity, left.outcome, left.plan["retried_s"]) == ("ignore", "sev3", "skipped", 34.0)
+    assert "34 s to pass by itself while the job runs" in left.why
+    one.tell(one.closed(told))
+    one.tick(60.0)
+    assert kinds(one) == []
+
+
+def test_a_link_that_stays_down_costs_the_node_and_the_record_says_what_was_tried_before() -> None:
+    one = rig()
+    a_port_is_down(one)
+    one.tick(33.0)
+    assert kinds(one) == []
+    one.tick(2.0)
+    evicted = last(one, "evict_node")
+    assert (kinds(one), evicted.severity, evicted.after) == (["evict"], "sev1", "i1/person/1")
+    assert evicted.why.endswith("raised from sev3 to sev1 as i1/person/1 did not help")
+
+
+def test_once_the_job_is_down_nothing_repeats_what_failed() -> None:
+    one = rig()
+    a_port_is_down(one)
+    one.launcher.phase = "failed"
+    one.tick(1.0)
+    assert kinds(one) == ["evict"]
+
+
+def test_a_link_that_was_back_twice_within_twelve_hours_is_given_no_time_again() -> None:
+    one = rig()
+    for number in (1, 2):
+        one.tell(one.closed(a_port_is_down(one, number)))
+        one.tick(3600.0)
+    a_port_is_down(one, 3)
+    one.tick(1.0)
+    assert kinds(one) == ["evict"]
+    assert "left to pass by itself 2 times" in last(one, "ignore").why
+
+
 @pytest.mark.parametrize(("error", "said"), [(None, "did not help"), ("no room", "failed")])
 def test_what_was_in_vain_in_the_incident_itself_is_named(error: str | None, said: str) -> None:
     one = Rig(

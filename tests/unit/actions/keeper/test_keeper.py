@@ -227,9 +227,11 @@ def test_a_manifest_comes_last(tmp_path):
     nodes.save_all(FIRST, SIZE)
     nodes.tick(1)
     nodes.keepers["a"].tick()
+    nodes.keepers["a"].file()
     assert nodes.store.unfinished() == [FIRST]
     assert nodes.store.copies() == []
     nodes.keepers["b"].tick()
+    nodes.keepers["b"].file()
     assert nodes.store.unfinished() == []
     assert {copy.rank for copy in nodes.store.copies()} == {0, 1}
 

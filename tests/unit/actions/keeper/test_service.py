@@ -5,25 +5,43 @@ from __future__ import annotations
 import queue
 import ssl
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
 from tests.doubles import ManualClock
 from tests.keeper_doubles import content, write_shard
+from trainwarden.actions.keeper import silence
 from trainwarden.actions.keeper.filed import Filed
 from trainwarden.actions.keeper.joining import Joined
 from trainwarden.actions.keeper.service import KeeperService
-from trainwarden.checkpoint.shard import Facts, Id
+from trainwarden.actions.keeper.store import Store
+from trainwarden.checkpoint.shard import CheckpointError, Facts, Id
+from trainwarden.checkpoint.slots import Busy
 from trainwarden.checkpoints.newest import newest
 from trainwarden.clock import BootClock
 from trainwarden.errors import ConfigError
 from trainwarden.self_metrics import SelfMetrics
 
+MADE: list[KeeperService] = []
+
 
 def service(tmp_path, **options) -> KeeperService:
     settings = {"job": "j", "node": "a", "ring": {}, "tls": None, "memory": str(tmp_path / "memory")}
     settings |= {"clock": ManualClock()} | options
-    return KeeperService(metrics=SelfMetrics("keeper"), store=tmp_path / "store", **settings)
+    made = KeeperService(metrics=SelfMetrics("keeper"), store=tmp_path / "store", **settings)
+    MADE.append(made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _let_go():
+    yield
+    for made in MADE:
+        made._lock.__exit__(None, None, None)  # before the folder is closed
+    MADE.clear()
 
 
 def test_prometheus_is_told_what_is_durable_and_what_was_skipped(tmp_path):
@@ -35,6 +53,8 @@ def test_prometheus_is_told_what_is_durable_and_what_was_skipped(tmp_path):
     slots.write_note("trainer-0.json", {"late": 3, "memory": "x"})
     for _ in range(2):
         made.round()
+        made.keeper.file()
+    made.round()
 
     def told(name: str, **labels: str) -> float | None:
         return made._metrics.registry.get_sample_value(f"trainwarden_keeper_{name}", {"training_job": "j", **labels})
@@ -97,6 +117,108 @@ def test_while_the_store_hangs_ranks_are_answered_from_memory(tmp_path, monkeypa
         for thread in threads:
             thread.join(30)
     assert newest(tmp_path / "store").step == 10  # the end of the job has waited for it
+
+
+@contextmanager
+def hanging(monkeypatch, of: type, name: str):
+    """The method of a store hangs; yields an event of the first time."""
+    hangs, goes_on, plain = threading.Event(), threading.Event(), getattr(of, name)
+
+    def hang(self, *words):
+        hangs.set()
+        goes_on.wait(60)
+        return plain(self, *words)
+
+    monkeypatch.setattr(of, name, hang)
+    try:
+        yield hangs
+    finally:
+        goes_on.set()
+
+
+def saved(made: KeeperService, step: int) -> None:
+    id_ = Id(0, step)
+    write_shard(made.keeper.slots, Facts("j", id_, 0, 1, "world 1", float(step)), content(id_, 0, 500))
+
+
+def test_a_store_of_shards_that_hangs_holds_up_no_round_no_restore_and_no_save(tmp_path, monkeypatch):
+    made = service(tmp_path, clock=BootClock(), flush_every_s=0.0)
+    monkeypatch.setattr(silence, "STILL_S", 0.5)
+    over = threading.Event()
+    with hanging(monkeypatch, Store, "put") as hangs:
+        thread = threading.Thread(target=made.run, args=(over.is_set,), daemon=True)
+        thread.start()
+        saved(made, 10)
+        try:
+            assert hangs.wait(20)
+            assert within(lambda: made.keeper.stage(0, 1, "world 1", None)).id == Id(0, 10)
+            within(made.round)
+            for step in (20, 30):  # both slots, the one that is sent to the store too
+                until(lambda step=step: within(lambda: tried(made, step)))
+            assert within(lambda: made.keeper.stage(0, 1, "world 1", None)).id == Id(0, 30)
+        finally:
+            over.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_restore_from_a_store_that_hangs_ends_and_says_so(tmp_path, monkeypatch):
+    made = service(tmp_path, flush_every_s=0.0)
+    saved(made, 10)
+    for _ in range(2):
+        made.round()
+        made.keeper.file()
+    for slot in made.keeper.slots.listed():
+        made.keeper.slots.remove(slot)
+    monkeypatch.setattr(silence, "STILL_S", 0.5)
+    with hanging(monkeypatch, Store, "open"):
+        staged = within(lambda: made.keeper.stage(0, 1, "world 1", None))
+        assert staged.id is None
+        assert "the store has not answered" in staged.words
+        within(made.round)
+
+
+def test_ranks_are_told_when_the_store_that_they_need_hangs(tmp_path, monkeypatch):
+    made = service(tmp_path, folder=True)
+    (tmp_path / "store").mkdir()
+    write_checkpoint(tmp_path / "store", 10)
+    made.folder.file()
+    monkeypatch.setattr(silence, "STILL_S", 0.5)
+    with hanging(monkeypatch, Filed, "copied"):
+        with pytest.raises(CheckpointError, match="the store has not answered"):
+            within(lambda: made.folder.fill("first"))
+        assert within(made.round) is False
+
+
+def write_checkpoint(folder, step: int) -> None:
+    (folder / f"step-{step}").mkdir()
+    (folder / f"step-{step}" / ".metadata").write_bytes(b"m")
+
+
+def tried(made: KeeperService, step: int) -> bool:
+    try:
+        saved(made, step)
+    except Busy:
+        return False
+    return True
+
+
+def until(found) -> None:
+    deadline_s = time.monotonic() + 20.0
+    while not found():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def within(work, limit_s: float = 20.0):
+    """What `work` returns or raises, if it comes in time."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(work)
+        try:
+            return asked.result(limit_s)
+        except TimeoutError:
+            pool.shutdown(wait=False)
+            raise
 
 
 class Meeting:

@@ -39,7 +39,8 @@ def test_what_is_done_about_what() -> None:
     isolating = {"restart_process", "evict_node", "stop_job"}
     assert {kind for kind in get_args(IncidentKind) if set(actions_against(kind)) == isolating} == {"crash", "hang"}
     evictions = {kind for kind in get_args(IncidentKind) if actions_against(kind) == ["evict_node"]}
-    assert evictions == {"node_lost", "gpu_lost", "gpu_memory_error", "nvlink_error", "pcie_error", "nic_down"}
+    assert evictions == {"node_lost", "gpu_lost", "gpu_memory_error", "nvlink_error", "pcie_error"}
+    assert actions_against("nic_down") == ["ignore", "evict_node"]
     assert actions_against("user_error") == ["stop_job"]
     assert actions_against("slow_compute") == [
         "rebalance", "validate", "evict_node", "move_topology", "checkpoint_job", "restart_job",

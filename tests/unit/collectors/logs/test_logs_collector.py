@@ -405,3 +405,8 @@ def test_collapsing_counts_every_line() -> None:
     ends, lines, counts = collapse(range(100), [f"a {n}" if n % 3 else f"b {n}" for n in range(100)], 2)
     assert (len(lines), sum(counts)) == (6, 100)
     assert ends == sorted(ends)
+
+
+def test_a_line_that_is_nested_without_end_is_a_line() -> None:
+    line = b'{"log": "x", "more": ' + b"[" * 5000
+    assert clean(line).startswith('{"log": "x"')

@@ -49,6 +49,14 @@ def test_what_where_evidence_why_not_others_and_next():
     assert any(line.startswith("ssh n1 nvidia-smi") for line in told.next)
 
 
+def test_scores_are_those_that_the_incident_and_so_the_page_has():
+    """The verdict that opened it is older than the incident's newest revision."""
+    told = explain(
+        incident(kind="slow_compute", votes={"peer_deviation": 0.88}), (), verdict(votes=VOTES, anomalous=True)
+    )
+    assert any(line.startswith("peer_deviation finds it strange, 0.88 ") for line in told.evidence)
+
+
 def test_nobody_singled_out_and_votes_no_longer_kept():
     told = explain(incident(kind="slow_job"))
     assert told.where is None
@@ -62,7 +70,8 @@ def test_every_kind_has_a_next_step_that_exists(kind):
     for state in ("opened", "closed"):
         told = explain(incident(kind=kind, state=state, suspects=suspects))
         assert told.next
-        assert told.runbook == f"docs/runbooks/{kind}.md"
+        assert told.runbook.startswith(f"# {kind}\n")
+        assert "\n## What you do\n" in told.runbook
         for line in told.next:
             words = shlex.split(line, comments=True)
             assert words[0] in ("ssh", "ping", "trainwarden")

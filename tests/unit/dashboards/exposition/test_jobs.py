@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from tests.fleet import Plain, fleet
 from tests.web_doubles import Web, action, heartbeat, incident, verdict
 from trainwarden.dashboards.exposition import families
 from trainwarden.dashboards.exposition.jobs import STALE_S, JobsText
-from trainwarden.records import IterationRecord, Suspect, Vote
+from trainwarden.records import IterationRecord, Suspect, TaskRecord, TaskStatus, Vote
 
 
 def told(web: Web) -> dict[str, dict[frozenset, float]]:
@@ -159,3 +160,11 @@ def test_nobody_is_silent_by_another_clock():
     assert set(found["trainwarden_verdict_timestamp_seconds"].values()) == {now_s}
     assert set(found["trainwarden_detector_score"].values()) == {0.7}
     assert [node["state"] for node in web.ask("/api/v1/nodes")["nodes"]] == ["healthy"]
+
+
+def test_when_the_coordinator_was_heard_is_told_while_it_has_jobs_alone():
+    web = Web()
+    web.tell(task := TaskRecord(id="a", job="a", at_s=1.0, maximum=2, status=TaskStatus()))
+    assert told(web)["trainwarden_coordinator_seen_timestamp_seconds"] == {frozenset(): web.clock.now_s()}
+    web.tell(msgspec.structs.replace(task, finished=True))
+    assert "trainwarden_coordinator_seen_timestamp_seconds" not in told(web)

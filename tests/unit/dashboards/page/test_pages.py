@@ -19,7 +19,7 @@ from trainwarden.dashboards.page.pages import Pages
 from trainwarden.dashboards.web.app import Parts, build
 from trainwarden.metrics_http.access import Person, Tokens, digest_of
 from trainwarden.protocols import Message
-from trainwarden.records import ActionRecord, CommandRecord
+from trainwarden.records import ActionRecord, CommandRecord, TaskRecord, TaskStatus
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import topic_of
 
@@ -253,3 +253,30 @@ def test_what_a_person_asked_for_waits_for_nobody_and_breaks_no_page() -> None:
         page = site.get(path)
         assert page.status == 200
         assert "command%2Fc" not in page.text
+
+
+def of_the_coordinator(number: int, at_s: float, job: str, **more: object) -> Message:
+    status = TaskStatus(
+        nodes=("n1",), planned=2, restart_only=1, throughput=(0.0, 10.0, 18.75), assumed=(2,),
+        waf={"now": 10.0, "planned": 18.75, "restart_only": 10.5},
+    )  # fmt: skip
+    task = TaskRecord(id=job, job=job, at_s=at_s, maximum=2, **{"status": status, **more})  # type: ignore[arg-type]
+    return Message("trainwarden.tasks", 0, number, at_s, job, task)
+
+
+def test_nodes_of_jobs_are_shown_with_what_they_are_worth_now_as_planned_and_if_only_restarted() -> None:
+    site = Site(overview := Overview(ManualClock(NOW_S)))
+    assert "Nodes shared out" not in site.get("/").text
+    overview.handle([of_the_coordinator(0, NOW_S, "a"), of_the_coordinator(1, NOW_S, "b", weight=2.5)])
+    shown = site.get("/").text
+    assert (shown.count(">10.5<"), shown.count(">21<"), shown.count(">37.5<"), shown.count(">2.5<")) == (2, 1, 1, 1)
+    assert "has said nothing" not in shown
+    overview.handle([of_the_coordinator(2, NOW_S, "b", finished=True), of_the_coordinator(3, NOW_S, "c", status=None)])
+    assert set(overview.tasks) == {"a"}
+    assert not overview.jobs  # a task alone is no job that trains
+
+
+def test_a_coordinator_that_is_away_is_said_to_be() -> None:
+    site = Site(overview := Overview(ManualClock(NOW_S)))
+    overview.handle([of_the_coordinator(0, NOW_S - 61.0, "a")])
+    assert "The coordinator has said nothing for a minute." in site.get("/").text

@@ -30,9 +30,14 @@ def limits(**config):
         ("gpu_pcie_replay_count", [0.0, 4 / 15, 5 / 15], "pcie_error"),
         ("gpu_pcie_replay_count", [0.0, *[1 / 15] * 60], None),  # four a minute, for ever
         ("gpu_throttle_hardware_state", [1.0] * 5, "gpu_throttle"),
+        *((f"gpu_nvlink_{what}_count", [0.0, 0.0, 1 / 15], "nvlink_error")
+          for what in ("malformed_packets", "buffer_overruns", "integrity_errors")),
+        *((f"gpu_nvlink_{what}_errors_count", [0.0, 0.0, 1 / 15], None) for what in ("symbol", "effective")),
+        *((f"gpu_nvlink_{what}_errors_count", [0.0, 0.0, 121 / 15], "nvlink_error")
+          for what in ("symbol", "effective")),
         ("gpu_power_watts", [1e4] * 9, None),
     ],
-)
+)  # fmt: skip
 def test_what_breaks_a_limit(name, values, kind):
     detector = limits()
     vote = run(detector, "gpu", name, [values, [0.0] * len(values)])
@@ -42,6 +47,11 @@ def test_what_breaks_a_limit(name, values, kind):
         assert [(one.node, one.device) for one in vote.suspects] == [("n0", "0")]
         assert vote.hard
         assert vote.metrics == (name,)
+
+
+def test_a_board_whose_configuration_memory_is_damaged_is_told():
+    vote = run(limits(), "gpu", "gpu_inforom_valid_state", [[0.0, 0.0], [1.0, 1.0]])
+    assert (vote.kind, [one.device for one in vote.suspects]) == ("gpu_lost", ["0"])
 
 
 @pytest.mark.parametrize(

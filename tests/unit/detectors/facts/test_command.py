@@ -8,8 +8,11 @@ import msgspec
 import pytest
 
 from tests.unit.detectors.detection_streams import START_S, Job, Run, event, log_lines
-from trainwarden.detectors.facts.output import Output, Writer
+from trainwarden.detectors.facts.output import Output, Raised, Word, Writer
+from trainwarden.detectors.job.object_codec import ObjectCodec
 from trainwarden.detectors.job.window import LogLine
+from trainwarden.detectors.logs.device_lines import Tasks
+from trainwarden.detectors.logs.ends.endings import Ending, EndTable
 from trainwarden.records import IncidentRecord, LogRecord, Record
 
 END_S = START_S + 3.0
@@ -147,7 +150,7 @@ LONG = ("mpirun detected that one or more processes exited with non-zero status,
          2, "rank 2 exited with code 1"),
         (("Global rank 3 (PID 73) exited with code -9", "Global rank 0 (PID 70) exited with code -15"), 3, "SIGKILL"),
         (("mpirun noticed that process rank 2 with PID 72 on node gb exited on signal 9 (Killed).",), 2, "SIGKILL"),
-        (LONG, 2, "rank 2 failed"),
+        (LONG, 2, "rank 2 exited with code 1"),
         (("Primary job  terminated normally, but 1 process returned", "a non-zero exit code.", *LONG), 2, "rank 2"),
         (("[2026-11-04 08:05:05,101] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 7001",
           "[2026-11-04 08:05:06,101] [ERROR] [launch.py:325:sigkill_handler] ['python', '--local_rank=2'] exits with "
@@ -340,10 +343,10 @@ def test_lines_of_two_tables_are_not_mixed() -> None:
     read = Output()
     said = (("a", "Root Cause (first observed failure):"), ("a", "rank   : 3 (local_rank: 3)"),
             ("b", "rank   : 9 (local_rank: 1)"), ("a", "exitcode  : -9 (pid: 70)"))  # fmt: skip
-    again = Output()
+    again, codec = Output(), ObjectCodec(EndTable, Ending, Raised, Tasks, Word, Writer)
     for node, text in said:
         read.read([LogLine(node, "job.log", None, text, 5.0)])
-        again.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(read.state())))
+        codec.load(again, msgspec.msgpack.decode(msgspec.msgpack.encode(codec.dump(read))))
         read = again
     word = read.word(6.0)
     assert word is not None

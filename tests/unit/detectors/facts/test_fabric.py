@@ -18,7 +18,7 @@ def test_it_is_an_incident_with_the_gpu_as_suspect_and_ends() -> None:
     of_the_fabric(job, "fabric_up", from_s + 3.0)
     incidents = Run().play(job.records, job.end_s).incidents
     assert {(one.kind, one.severity, one.suspects[0].device) for one in incidents} == {
-        ("nvlink_error", "sev2", "GPU-1")
+        ("nvlink_error", "sev1", "GPU-1")
     }
     assert "its bandwidth is degraded" in incidents[0].reason
     assert incidents[-1].closed_at_s is not None

@@ -112,3 +112,50 @@ def test_a_broken_table_of_endings_is_one_clear_sentence(tmp_path: Path) -> None
     (tmp_path / "e.toml").write_text('[[ending]]\nid = "x"\npattern = "("\nsays = "failed"\nsample = ""\nsource = ""\n')
     with pytest.raises(ConfigError, match="ending x"):
         Endings(tmp_path / "e.toml")
+
+
+WORKERS = (  # a process id that two nodes use
+    "(TorchTrainer pid=70, ip=10.0.0.6) - (node_id=ab, ip=10.0.0.6, pid=7002) world_rank=0, local_rank=0, node_rank=0",
+    "(TorchTrainer pid=70, ip=10.0.0.6) - (node_id=ac, ip=10.0.0.7, pid=7002) world_rank=1, local_rank=0, node_rank=1",
+)
+
+
+@pytest.mark.parametrize(
+    ("ip", "expected"), [(", ip=10.0.0.7", (1, "10.0.0.7")), (", ip=10.0.0.6", (0, "10.0.0.6")), ("", (None, None))]
+)
+def test_a_worker_of_ray_is_known_by_its_process_on_its_node(
+    tmp_path: Path, ip: str, expected: tuple[int | None, str | None]
+) -> None:
+    lines = raised(0, "KeyError: 'x'", f"(RayTrainWorker pid=7002{ip}) ")
+    (incident,) = judged(tmp_path, {"logs.txt": [*WORKERS, *lines]})
+    assert [(one.rank, one.node) for one in incident.suspects] in ([expected], [])
+    assert expected[0] is None or incident.suspects
+
+
+UNHEALTHY = "2026-11-04 16:03:15.140058: E coordination_service_agent.cc:725] Polled an error from coordination service: UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):"  # noqa: E501
+FATAL = "F client.h:80] Terminating process because the JAX distributed service detected fatal errors."
+
+
+@pytest.mark.parametrize("after", [(), (FATAL,)])
+@pytest.mark.parametrize(("tasks", "rank"), [((7,), 7), ((5, 7), None)])
+def test_a_task_that_sends_jax_no_heartbeats_is_named_and_of_several_none(
+    tmp_path: Path, tasks: tuple[int, ...], rank: int | None, after: tuple[str, ...]
+) -> None:
+    missing = [f"/job:jax_worker/replica:0/task:{task}" for task in tasks]
+    (incident,) = judged(tmp_path, {"logs.txt": [UNHEALTHY, *missing, *after]})
+    assert incident.kind == "crash"
+    assert (incident.suspects[0].rank if incident.suspects else None) == rank
+
+
+@pytest.mark.parametrize(("code", "rank"), [(1, 2), (137, 2), (143, None)])
+def test_the_code_in_mpiruns_block_says_whether_the_process_was_told_to_end(
+    tmp_path: Path, code: int, rank: int | None
+) -> None:
+    block = [
+        "mpirun detected that one or more processes exited with non-zero status, thus causing",
+        "the job to be terminated. The first process to do so was:", "", "  Process name: [[25717,1],2]",
+        f"  Exit code:    {code}",
+    ]  # fmt: skip
+    (incident,) = judged(tmp_path, {"logs.txt": block})
+    assert (incident.suspects[0].rank if incident.suspects else None) == rank
+    assert rank is None or ("SIGKILL" if code == 137 else f"code {code}") in incident.reason

@@ -124,3 +124,13 @@ def test_a_job_that_ends_after_nothing_but_consequences_is_dead_and_blames_no_ra
     polled = "2026-11-04 09:12:44.118531: E coordination_service_agent.cc:525] Polled an error from the coordination service: UNAVAILABLE: failed to connect to all addresses; ipv4:10.0.0.5:8476: Connection refused"  # noqa: E501
     fatal = "2026-11-04 09:12:44.118600: F client.h:80] Terminating process because the JAX distributed service detected fatal errors."  # noqa: E501
     assert only(tmp_path, *STEPS, polled, fatal) == ("crash", None)
+
+
+BROKE = "gn04:4100:4300 [2] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.1.0.9<38410> with status=12 opcode=0 len=0 vendor err 129 (Recv)"  # noqa: E501
+
+
+@pytest.mark.parametrize(("host", "kinds"), [("gn04", ["nic_down"]), ("gn05", ["nic_down", "nic_error"])])
+def test_a_host_whose_port_is_lost_does_not_accuse_its_peer(tmp_path: Path, host: str, kinds: list[str]) -> None:
+    lost = f"{host}:4100:4190 [2] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_2:1 Got async event : port error"
+    incidents = judged(tmp_path, {"logs.txt": [lost, BROKE]})
+    assert sorted(one.kind for one in incidents) == kinds

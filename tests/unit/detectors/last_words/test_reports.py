@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 
 from tests.unit.detectors.last_words.judged import judged
+from trainwarden.detectors.recorded.facts import read_facts
+from trainwarden.detectors.recorded.replay import replay
+from trainwarden.formats.reading import read_job
+from trainwarden.settings import DetectionSettings
 
 FOLDER = Path(__file__).parents[3] / "data" / "reports"
 REPORTS = [
     report for file in sorted(FOLDER.glob("*.toml")) for report in tomllib.loads(file.read_text("utf-8"))["report"]
 ]
-FEWEST = 80
+TABLES = FOLDER.with_name("tables")
+ANSWERS = tomllib.loads((TABLES / "answers.toml").read_text("utf-8"))["table"]
+FEWEST = 140
 LAST = ("rank", "node", "device")
 
 
@@ -36,6 +42,16 @@ def test_an_excerpt_of_a_report_is_answered_rightly(tmp_path: Path, report: dict
     if "any_rank" not in report:
         expected.setdefault("rank", None)
     assert {name: said[name] for name in expected} == expected, incident.reason
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("table", [one for one in ANSWERS if "missed" not in one], ids=names)
+def test_a_table_of_a_programs_form_is_answered_rightly(table: dict[str, Any]) -> None:
+    job = read_job(TABLES / table["id"])
+    incidents = replay(job, DetectionSettings(), facts=read_facts(job)).incidents
+    assert [one.kind for one in incidents] in ([[kind] for kind in table["right"]] or [[]])
+    for name in ("device", "node"):
+        assert name not in table or getattr(incidents[0].suspects[0], name) == table[name]
 
 
 def test_the_excerpts_are_many_and_have_a_source_each() -> None:

@@ -28,6 +28,7 @@ LINES = [
     ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "nvidia.sxid", "root"),
     ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20009, Non-fatal, Link 2", "nvidia.sxid_warning", "benign"),
     ("nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping", "nvidia.peermem", "app"),
+    ("NVRM: GPU at PCI:0000:17:00: Failed to create a DMA mapping!", "nvidia.dma", "root"),
     ("mlx5_core 0000:5e:00.0: poll_health:739: device's health compromised - reached miss count", "mlx5.fatal", "root"),
     ("mlx5_core 0000:12:00.0: mlx5_cmd_out_err:803: ACCESS_REG(0x805) op_mod(0x1) failed, status bad", "noise.mlx5_access_reg", "benign"),
     ("mlx5_core 0000:5e:00.0: Port module event[error]: module 0, Cable error, High Temperature", "mlx5.warning", "root"),

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from tests.unit.detectors.detection_streams import JOB, START_S, log_lines
+from trainwarden.detectors.job.object_codec import ObjectCodec
 from trainwarden.detectors.job.state import JobState
 from trainwarden.detectors.job.window import LogLine
 from trainwarden.detectors.logs.template_burst import TemplateBurst
 from trainwarden.detectors.logs.templates import OVERFLOW, LogTemplates
+from trainwarden.errors import DetectorError
 from trainwarden.records import Vote
 
 Say = Callable[[int, float], list[str]]
@@ -145,7 +147,8 @@ def test_restored_templates_go_on_as_they_were() -> None:
     first = store.find("worker alpha ready after 3 s")
     store.find("worker beta ready after 5 s")
     again = LogTemplates(100)
-    again.restore(store.state())
+    ObjectCodec().load(again, ObjectCodec().dump(store))
     assert again.find("worker gamma ready after 9 s") == first
-    with pytest.raises(msgspec.ValidationError):
-        again.restore({"words": [["<*>"]], "leaves": {"a": [7]}})
+    kept = {"_words": ["list", [["list", ["<*>"]]]], "_leaves": ["dict", [("a", ["list", [7]])]]}
+    with pytest.raises(DetectorError, match="templates that are not there"):
+        ObjectCodec().load(again, kept)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from trainwarden.detectors.job.object_codec import ObjectCodec
 from trainwarden.detectors.pace.contention import KEPT, LOST, HostContention
 from trainwarden.detectors.peers.cpu_wait import EXPLAINED, GROWN, LEAST_TICKS, LEVEL_S
-from trainwarden.errors import DetectorError
 
 Ticks = dict[str, dict[str, list[tuple[float, float]]]]
 
@@ -63,7 +63,7 @@ def test_arrays_say_what_plain_lists_say(
     host.begin(onset)
     if cut:
         other = HostContention()
-        other.load(host.nodes, host.arrays())
+        ObjectCodec().load(other, ObjectCodec().dump(host))
         host = other
     take(seconds, seconds + 40)
     assert host.unknown(onset) == any(level(ticks[node], onset, np.inf) is None for node in before)
@@ -72,10 +72,3 @@ def test_arrays_say_what_plain_lists_say(
     if found is not None:
         assert found.node == max(expected, key=lambda node: expected[node])
         assert found.before == pytest.approx(before[found.node])
-
-
-def test_arrays_that_do_not_fit_are_refused() -> None:
-    host = HostContention()
-    host.observe("n", LOST[0], 1.0, 0.5)
-    with pytest.raises(DetectorError):
-        HostContention().load(("n", "m"), host.arrays())

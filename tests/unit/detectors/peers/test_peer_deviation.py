@@ -239,7 +239,7 @@ def test_damaged_state_is_refused() -> None:
     detector = PeerDeviation(PeerDeviation.Config())
     with pytest.raises(DetectorError):
         detector.restore(b"nothing of ours")
-    assert unpack("peer_deviation", detector.state())[0]["next_seq"] == 0
+    assert unpack("PeerDeviation", detector.state())[0]["_next_seq"] == 0
 
 
 def test_memory_goes_on_over_the_end_of_its_rings() -> None:

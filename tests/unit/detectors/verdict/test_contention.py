@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.unit.detectors.detection_streams import JOB, START_S, Job, Run
+from tests.unit.detectors.detection_streams import JOB, START_S, Job, Run, event
 from trainwarden.detectors.job.board import MetricBuffer
 from trainwarden.detectors.peers.cpu_wait import ON_CPU, QUEUED, USED
 from trainwarden.detectors.peers.rank_seconds import CPU_TICKS
@@ -148,6 +148,16 @@ def test_the_beginning_is_that_of_the_cpu_time_not_that_of_the_noise() -> None:
 def test_what_the_host_says_is_not_waited_for_where_it_has_never_said_anything() -> None:
     assert HOST_S > 0.0
     assert named(slow()) == [2]
+
+
+def test_a_rank_whose_job_has_ended_on_a_busy_host_is_not_named_for_want_of_newer_measurements() -> None:
+    """Nobody is measured any more when the last votes come: what was measured until then still holds."""
+    job = measured(slow(1.3), lambda rank, late: 0.9 if late else 0.01, lambda rank, late: 0.1, since=SLOW)
+    end_s = job.end_s
+    job.records = [(at_s, record) for at_s, record in job.records if at_s < job.ends_s[SLOW + 17]]
+    for rank in range(job.ranks):
+        job.add(job.ends_s[SLOW + 17] + 0.1, event("process_exit", job.ends_s[SLOW + 17], rank, code=0))
+    assert [one for one in Run().play(job.records, end_s).incidents if one.suspects] == []
 
 
 def test_seconds_of_the_board() -> None:

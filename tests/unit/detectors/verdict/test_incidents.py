@@ -815,3 +815,12 @@ def test_of_a_leak_that_has_ended_all_ranks_the_restart_is_wanted() -> None:
     story.at(2.0, NO_MEMORY, LEAK)
     (closed,) = (one for one in story.at(12.0, NO_MEMORY, LEAK) if one.state == "closed")
     assert closed.unresolved
+
+
+def test_a_leak_whose_ranks_have_ended_is_not_told_again_with_another_beginning() -> None:
+    story = Story()
+    all_gone(story, LEAK)
+    story.at(3.0, LEAK)
+    closed = [one for one in story.at(12.0, LEAK) if one.state == "closed"]
+    assert [one.kind for one in closed] == ["memory_leak"]
+    assert story.at(13.0, replace(LEAK, onset_s=START_S - 1800.0)) == []

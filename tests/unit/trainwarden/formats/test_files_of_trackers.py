@@ -100,6 +100,18 @@ def test_bytes_of_words_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "more than 1,000,000 bytes of words" in why(tmp_path / "h.parquet")
 
 
+def test_of_a_table_that_is_too_large_the_row_groups_that_fit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "h.parquet"
+    parquet.write_table(pa.table({"step": range(90), "step_time_s": [1.0] * 90}), path, row_group_size=30)
+    monkeypatch.setattr(parquet_format, "MAX_VALUES", 130)
+    job = read_job(path)
+    assert job.iterations is not None
+    assert job.iterations.step.size == 60
+    assert "the first 60 of 90 rows are read" in job.notes[0]
+    monkeypatch.setattr(parquet_format, "MAX_VALUES", 50)
+    assert "its first row group more than 50 values" in why(path)
+
+
 def test_tags_become_columns_where_they_name_an_owner_alone():
     tags = ["", *[f"gpu:{gpu},host:a1,key{gpu}:x" for gpu in range(200)]]
     frame = pd.DataFrame({"time": [T0] * 201, "tags": tags, "power.draw [W]": ["300"] * 201}, dtype=object)

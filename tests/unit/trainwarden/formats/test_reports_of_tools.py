@@ -82,6 +82,16 @@ def test_each_of_several_reports_of_links_counts(tmp_path: Path):
     assert lines(found) == ["mlx5_0 port failed: link is Down, Disabled: ", "mlx5_1 passed"]
 
 
+@pytest.mark.parametrize(("ber", "failed"), [("15E-255", False), ("3E-13", False), ("2E-9", True), ("N/A", False)])
+def test_a_port_that_is_up_fails_by_the_errors_that_correction_leaves(tmp_path: Path, ber: str, failed: bool):
+    text = (
+        "mlxlink -d mlx5_1 -c\nOperational Info\n----\nState                    : Active\n"
+        f"Physical state           : LinkUp\nEffective Physical BER          : {ber}\n"
+    )
+    (line,) = lines(report(tmp_path, text))
+    assert line.startswith("mlx5_1 port_errors failed: " if failed else "mlx5_1 passed")
+
+
 def links(gpus: int, line: str, of: int = 0) -> str:
     return "".join(f"GPU {gpu}: H100 (UUID: GPU-{gpu})\n" + (f"\t Link 0: {line}\n" if gpu == of else
                    "\t Link 0: 26.562 GB/s\n") for gpu in range(gpus))  # fmt: skip

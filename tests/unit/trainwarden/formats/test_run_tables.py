@@ -131,9 +131,29 @@ def test_growing_faults_of_a_port_are_judged_or_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["ERROR_DL_CRC", "ERROR_DL_REPLAY", "ERROR_DL_RECOVERY", "COUNT_LINK_RECOVERY_FAILED_EVENTS"]
+    ("text", "told"),
+    [
+        ("     rx_corrected_bits_phy: {many}\n     rx_fec_uncorrectable_blocks: {few}\n", True),
+        ("     rx_corrected_bits_phy: {many}\n     rx_fec_uncorrectable_blocks: 3\n", False),
+        ("     rx_corrected_bits_phy: {many}\n     rx_pcs_symbol_err_phy: {few}\n", True),
+    ],
 )
-def test_names_of_nvlink_in_dcgm_four_are_known(name: str):
+def test_what_error_correction_repairs_is_no_fault_and_what_it_leaves_is(tmp_path: Path, text: str, told: bool):
+    text = "".join(
+        f"2026-09-21T14:{minute}:00Z\nNIC statistics:\n" + text.format(many=9_000_000 * minute, few=900 * minute)
+        for minute in range(10, 20)
+    )
+    job = read(tmp_path, "ethtool_eth2.txt", text)
+    found = replay(job, DetectionSettings(), names=("device_limits",), facts=read_facts(job)).incidents
+    assert [one.kind for one in found] == ["nic_error"] * told
+
+
+@pytest.mark.parametrize(
+    "name", ["ERROR_DL_CRC", "ERROR_DL_REPLAY", "ERROR_DL_RECOVERY", "COUNT_LINK_RECOVERY_FAILED_EVENTS",
+             "COUNT_RX_SYMBOL_ERRORS", "RX_SYMBOL_ERROR_TOTAL", "COUNT_EFFECTIVE_ERRORS", "EFFECTIVE_BER_RATIO",
+             "COUNT_RX_MALFORMED_PACKET_ERRORS", "COUNT_LOCAL_LINK_INTEGRITY_ERRORS"]
+)  # fmt: skip
+def test_names_of_nvlink_in_dcgm_four_and_for_nvlink_five_are_known(name: str):
     heading = metric_of(f"DCGM_FI_DEV_NVLINK_{name}")
     assert heading is not None
     assert heading.name.startswith("gpu_nvlink_")

@@ -295,3 +295,19 @@ def test_another_plug_in_is_told_nothing(graph: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(NCCLS, named) if named else monkeypatch.delenv(NCCLS)
     graph().capture_begin()
     assert graph.told == ["begins"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away takes root")
+def test_a_file_of_somebody_else_is_not_written_to(library: Path, make: Callable[..., Hook]) -> None:
+    """Its owner could cut it off, and the next step would end the rank by SIGBUS."""
+    target = make()
+    path = control_file(target)
+    os.chown(path, 12345, 12345)
+    before = path.read_bytes()
+    assert not watch_profiler(target.memory, target.steps)
+    os.truncate(path, 0)
+    target.marked(None)
+    target.marked(None)
+    path.write_bytes(before)
+    os.chown(path, target.memory.owner, -1)
+    assert watch_profiler(target.memory, target.steps)

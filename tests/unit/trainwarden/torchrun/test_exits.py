@@ -161,6 +161,28 @@ def test_events_of_another_form_are_passed_over(rig, text):
     assert rig.said == {}
 
 
+def test_a_start_is_known_where_torch_has_no_event_of_it_and_counts_once_where_it_has(rig, monkeypatch):
+    """torch 2.6 has none, 2.9 has; what starts the ranks is the same in all."""
+    pytest.importorskip("torch")
+    from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    from trainwarden.torchrun.rendezvous import _tell_of_starts
+
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    rig.processes.append(process)
+    monkeypatch.setattr(LocalElasticAgent, "_start_workers", lambda self, group: {0: process.pid})
+    _tell_of_starts(rig.exits)
+    group = WorkerGroup(WorkerSpec("default", 1, rdzv_handler=None, entrypoint="rank"))
+    group.workers = [Worker(local_rank=0, global_rank=3)]
+    assert LocalElasticAgent._start_workers(None, group) == {0: process.pid}
+    assert rig.said["alive"] == [3]
+    rig.exits.emit(start(process.pid, 3, 1))
+    rig.let_end(0)
+    rig.until(lambda: rig.said["finished"])
+    assert len(rig.ends) == 1
+
+
 def test_it_hears_events_though_torchrun_was_told_to_log_less(rig):
     logger = logging.getLogger("torchelastic-events-null")
     before = logger.level, logger.handlers[:], logger.propagate

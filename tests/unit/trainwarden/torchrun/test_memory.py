@@ -6,6 +6,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -62,6 +63,27 @@ def test_a_keeper_that_is_killed_is_started_again(tmp_path: Path) -> None:
         assert second.pid != first.pid
     finally:
         made.close()
+
+
+def test_the_end_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_KILL_S", 0.2)
+    made = folder(tmp_path)
+    with made._guard:  # whoever writes for the keeper holds it
+        end = threading.Thread(target=made.close, daemon=True)
+        end.start()
+        end.join(20)
+        assert not end.is_alive()
+
+
+def test_a_store_that_does_not_say_what_it_has_is_given_up_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "_STILL_S", 0.6)
+    monkeypatch.setattr(memory, "_SAY_S", 0.2)
+    monkeypatch.setattr(memory.Search, "wait", lambda self, seconds: time.sleep(seconds))
+    with caplog.at_level(logging.WARNING), pytest.raises(memory.NotFilled, match="has not said within 1 s"):
+        folder(tmp_path)._kept(lambda: False)
+    assert "waiting for the store" in caplog.text
 
 
 def until(found):

@@ -70,6 +70,6 @@ def test_a_store_that_stands_still_is_left_once_another_round_is_wanted(
         return None
 
     assert in_time(lambda: fill(lambda: asked.append(1) or len(asked) > 5)) is Overtaken
-    monkeypatch.setattr(memory, "_FILL_S", 0.5)
+    monkeypatch.setattr(memory, "_STILL_S", 0.5)
     assert in_time(lambda: fill(lambda: False)) is NotFilled
     stands.set()

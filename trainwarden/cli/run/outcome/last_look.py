@@ -11,6 +11,7 @@ from trainwarden.errors import RecordError
 from trainwarden.log_text import clean, label_of, writer_of
 from trainwarden.records import EventRecord, IncidentRecord, LogRecord
 from trainwarden.topics import EVENTS
+from trainwarden.torchrun.files import read_part
 
 TAIL_BYTES: Final = 65_536  # of each log
 MAX_LOGS: Final = 1_024
@@ -46,8 +47,7 @@ def last_look(run_dir: Path, ended: EventRecord) -> list[IncidentRecord]:
 
 def _events(run_dir: Path, ended: EventRecord) -> Iterator[EventRecord]:
     try:
-        with (run_dir / rundir.EVENTS).open("rb") as file:
-            lines = file.read(EVENTS_BYTES).split(b"\n")
+        lines = read_part(run_dir / rundir.EVENTS, 0, EVENTS_BYTES).split(b"\n")
     except OSError:
         return
     for line in lines:
@@ -62,9 +62,7 @@ def _events(run_dir: Path, ended: EventRecord) -> Iterator[EventRecord]:
 def _logs(run_dir: Path, ended: EventRecord) -> Iterator[LogRecord]:
     for path in sorted((run_dir / rundir.LOGS).glob("*.log"))[:MAX_LOGS]:
         try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-                lines = [text for raw in file.read(TAIL_BYTES).split(b"\n") if (text := clean(raw))]
+            lines = [text for raw in read_part(path, -TAIL_BYTES, TAIL_BYTES).split(b"\n") if (text := clean(raw))]
         except OSError:
             continue
         rank = rundir.rank_of_log(path)

@@ -368,6 +368,7 @@ def test_a_definition_without_suspension_is_said_to_be_too_old(any_desk: Desk) -
         ((429, b"slow down"), "Kubernetes says: 429 to GET"),
         ((410, b'{"message": "The provided continue parameter is too old"}'), "continue parameter is too old"),
         ((500, b"{}"), "Kubernetes says: 500 to GET"),
+        ((500, b'{"x": ' + b"[" * 100_000), "Kubernetes says: 500 to GET"),
         ((302, b""), "Kubernetes says: 302 to GET"),
         ((200, b"[]"), "cannot be read"),
         ((200, b"[" * 100_000), "cannot be read"),

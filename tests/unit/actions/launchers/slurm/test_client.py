@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from tests.unit.actions.launchers.slurm.slurm_double import SlurmDouble
@@ -240,6 +242,13 @@ def test_a_slurm_that_is_away_is_said_in_one_sentence(desk: Desk, fault: str, wo
     setattr(desk.slurm, fault, True)
     with pytest.raises(LauncherUnavailable, match=words.partition("(")[0]):
         launcher.state("job")
+
+
+@pytest.mark.parametrize("said", ["what?", "7", "x RUNNING", "9" * 5000 + " RUNNING", "7 RUNNING\n\0"])
+def test_a_list_of_jobs_that_is_none_is_no_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setattr(desk.slurm, "run", lambda argv, **_: subprocess.CompletedProcess(argv, 0, said, ""))
+    with pytest.raises(LauncherError):
+        desk.launcher.state("job")
 
 
 @pytest.mark.parametrize("speaks_json", [False, True])

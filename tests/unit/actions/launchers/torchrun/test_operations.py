@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.unit.actions.launchers.torchrun.agents import World
@@ -147,3 +148,36 @@ def test_what_was_asked_for_is_known_to_the_next_service(world):
     assert answer(Poll("j", report.operation), world.table, world.now_s).report.state == "done"
     state = answer(AskState("j"), world.table, world.now_s).state
     assert (state.attempt, state.generation > 1) == (1, True)
+
+
+def test_a_checkpoint_is_done_once_a_newer_one_is_complete(world):
+    for node in "ab":
+        world.agents[node].beat = msgspec.structs.replace(world.agents[node].beat, saves=True)
+        world.agents[node].sees(40)
+    world.pass_s(0.5)
+    report = world.ask("checkpoint")
+    assert report.state == "accepted"
+    assert world.table.word(world.agents["a"].life).save == report.operation
+    world.agents["a"].sees(47)
+    world.pass_s(1.0)
+    assert world.report(report.operation).state == "accepted"  # b does not see it yet
+    world.agents["b"].sees(47)
+    world.pass_s(1.0)
+    assert world.report(report.operation).text == "the checkpoint of step 47 is complete"
+    assert (world.table.word(world.agents["a"].life).save, world.table.memory.round) == (None, 1)
+
+
+def test_a_checkpoint_that_nobody_could_make_or_see_is_refused_and_one_overtaken_has_failed(world):
+    assert "nobody has named the folder" in world.ask("checkpoint").text
+    for node in "ab":
+        world.agents[node].sees(40)
+    world.pass_s(0.5)
+    assert "TRAINWARDEN_CHECKPOINT_SIGNAL names" in world.ask("checkpoint").text
+    for node in "ab":
+        world.agents[node].beat = msgspec.structs.replace(world.agents[node].beat, saves=True)
+    world.pass_s(0.5)
+    report = world.ask("checkpoint")
+    world.ask("restart")
+    world.pass_s(1.0)
+    assert "started anew" in world.report(report.operation).text
+    assert world.report(report.operation).state == "failed"

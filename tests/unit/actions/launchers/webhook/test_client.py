@@ -99,6 +99,7 @@ def test_a_job_that_there_is_not_is_said_to_be_none(desk: Desk) -> None:
         (Answer(401, PROBLEM, b'{"detail": "the signature is another\'s"}'), "401: the signature is another's"),
         (Answer(503, PROBLEM, b'{"title": "later"}'), "service answers 503: later"),
         (Answer(500, PROBLEM, b"[[["), "service answers 500"),
+        (Answer(404, PROBLEM, b'{"x": ' + b"[" * 100_000), "service answers 404"),
         (Answer(302, "text/html", b""), "service answers 302"),
         (Answer(200, "application/json", b"{}"), "service answers no Report"),
         (Answer(200, "application/json", b'{"operation": "\xff", "state": "done"}'), "service answers no Report"),

@@ -44,6 +44,25 @@ def test_the_newest_revision_with_actions_and_votes(bus, capsys):
     assert "why not others" in err
 
 
+def test_the_remedies_are_told_with_the_time_that_each_may_take(bus, capsys, tmp_path):
+    """Those of the shipped table, or of an operator's own."""
+    assert explain("i1", bus=bus, json="-") == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)["remedies"]
+    assert told == [
+        "sev2 restart_process (600 s at most, then 120 s to help)",
+        "sev1 evict_node (after 2 restarts in 600 s, 86400 s at most, then 120 s to help)",
+        "sev1 stop_job (after 3 restarts in 600 s, 600 s at most)",
+    ]
+    assert f"remedies:       {'; then '.join(told)}" in err
+    own, settings = tmp_path / "own.toml", tmp_path / "settings.toml"
+    own.write_text('hang = [{ action = "ignore", persist_s = 7 }, { action = "validate", overhead_s = 30 }]')
+    settings.write_text(f'[engine]\nremedies = "{own}"\n')
+    assert explain("i1", bus=bus, config=settings, json="-") == 0
+    told = json.loads(capsys.readouterr().out)["remedies"]
+    assert told == ["sev3 ignore (7 s to pass)", "sev3 validate (once 30 s are lost, 900 s at most)"]
+
+
 def test_no_such_incident(bus):
     with pytest.raises(ConfigError, match="no incident 'i9'"):
         explain("i9", bus=bus)
@@ -57,7 +76,9 @@ def test_without_an_id_the_newest_incident_in_at_most_twelve_lines(bus, capsys):
     assert "abstains" not in said
     assert "trainwarden explain i1 --all" in said
     assert explain(bus=bus, everything=True) == 0
-    assert "lof abstains: no model" in capsys.readouterr().out
+    everything = capsys.readouterr().out
+    assert "lof abstains: no model" in everything
+    assert "# hang\n\n## What it means" in everything
 
 
 @pytest.fixture

@@ -150,6 +150,23 @@ def test_what_the_detector_finds_while_the_end_is_looked_at_is_not_told_twice(
     assert {one.id for one in ended.incidents_on_bus()} == {"late"}
 
 
+def test_what_a_late_detector_tells_until_it_is_stopped_is_told_once_and_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Ended(tmp_path, services=("detector",))
+    late = IncidentRecord(id="late", job="j", kind="user_error", severity="sev2", state="opened", revision=1,
+                          opened_at_s=1.0, updated_at_s=1.0, reason="r")  # fmt: skip
+
+    def stop(*_services: str) -> None:
+        ended.run.bus.publish(INCIDENTS, "j", late)
+        ended.run.bus.flush()
+
+    monkeypatch.setattr(ended.run.stack, "stop", stop)
+    monkeypatch.setattr(ended.run.stack, "returncode", lambda _name: None)
+    assert [one["id"] for one in ended.result(1, TRACEBACK)["incidents"]] == ["late"]
+    assert [(one.id, one.state) for one in ended.incidents_on_bus()] == [("late", "opened"), ("late", "closed")]
+
+
 @pytest.mark.parametrize("code", [130, 143, 129])
 def test_a_stopped_command_is_interrupted_and_no_failure(tmp_path: Path, code: int) -> None:
     made = Ended(tmp_path).result(code, TRACEBACK)

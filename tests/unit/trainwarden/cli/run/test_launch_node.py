@@ -48,6 +48,15 @@ def test_what_is_said_is_torchruns_own_options() -> None:
     assert (nodes, conf) == ("--nnodes=4:4", "--rdzv-conf=last_call_timeout=30.0,spares=0,max_failures=4")
 
 
+def test_a_job_with_a_weight_is_a_task_whose_nodes_wait_for_the_coordinator() -> None:
+    """However many wait: each of the cluster's nodes may run it."""
+    [nodes, *_, conf] = NodesAsked(rdzv="h:1", nnodes=4, min_nodes=2, weight=1.5).torchrun("j", 2, LaunchSettings())
+    assert nodes == "--nnodes=2:4"
+    assert conf == "--rdzv-conf=last_call_timeout=30.0,max_failures=4,weight=1.5,held=yes"
+    with pytest.raises(ConfigError, match="--weight: that is of a job on several nodes"):
+        NodesAsked(weight=1.5).check()
+
+
 def test_a_path_that_torchrun_would_cut_is_refused() -> None:
     with pytest.raises(ConfigError, match="takes no path with a comma"):
         msgspec.structs.replace(ASKED, token_file=Path("/a,b")).torchrun("j", 2, LaunchSettings())
