@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainwarden.transition import ResilientStep, step
-from trainwarden.transition.buckets import Buckets
+from trainwarden.transition import ResilientStep
 
 TOTAL = 12
 
@@ -36,8 +35,7 @@ def main(stop: int, out: Path, dies: list[str]) -> None:
     torch.manual_seed(rank)  # all ranks begin as the first one
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    step.Buckets = lambda parameters: Buckets(parameters, bucket_bytes=2048)  # several for a small model
-    steps = ResilientStep(TOTAL, model, optimizer, timeout_s=60.0)
+    steps = ResilientStep(TOTAL, model, optimizer, timeout_s=60.0, bucket_bytes=2048)  # several buckets
     computed = []
     arm(steps, mine)
     for number in steps.numbers(stop):
@@ -83,6 +81,5 @@ def arm(steps: ResilientStep, mine: set[tuple[int, str]]) -> None:
 
 
 if __name__ == "__main__":
-    import faulthandler; faulthandler.dump_traceback_later(12)
     logging.basicConfig()
     main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -81,10 +82,8 @@ class Group:
     def leave(self) -> None:
         """End all that is under way here, so that its other members notice as well."""
         self._broken = True
-        try:
+        with suppress(RuntimeError):
             self.process_group.abort()
-        except RuntimeError:
-            pass
 
 
 class Buckets:

@@ -6,6 +6,7 @@ last one has come or is dead, the first to look proposes those who came; the sto
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -78,7 +79,9 @@ class Members:
         self.epoch = Epoch(-1, (), 0)
         self.store.set(f"who/{self.name}", json.dumps(_here()))
         self._beat_once(self.store, 0)
-        threading.Thread(target=self._beat, name="trainwarden-beat", daemon=True).start()
+        self._beating = threading.Thread(target=self._beat, name="trainwarden-beat", daemon=True)
+        self._beating.start()
+        atexit.register(self._stop)
         self.is_newcomer = self.store.compare_set(f"first/{rank}", "", self.name).decode() != self.name
         if self.is_newcomer:
             self.store.set(f"join/{self.store.add('joins', 1)}", self.name)
@@ -160,7 +163,7 @@ class Members:
             time.sleep(_LOOK_S)
 
     def is_over(self) -> bool:
-        """Whether a member has left this epoch, or the one after us is dead: each watches one, so that all are watched."""
+        """Whether a member has left this epoch, or the one after this one is dead: each watches another."""
         if self.store.check([f"left/{self.epoch.number}"]):
             return True
         members = self.epoch.members
@@ -178,7 +181,12 @@ class Members:
                 if self.is_over() or time.monotonic() >= ends_s:
                     break
                 time.sleep(_LOOK_S)
+        self._stop()
+
+    def _stop(self) -> None:
+        """Python's end aborts the process where it finds this thread in a call to the store."""
         self._closed.set()
+        self._beating.join(END_S)
 
     def _first(self) -> list[str]:
         names = []
@@ -219,7 +227,7 @@ class Members:
         """Whether the process is gone, or its beat has stood still since we first looked and for `DEAD_S`."""
         who = json.loads(self._get(f"who/{name}"))
         if who["space"] == _here()["space"]:
-            return _started(who["pid"]) != who["started"]
+            return _started(who["pid"]) != str(who["started"])
         beat, now_s = self._get(f"beat/{name}"), time.monotonic()
         known, since_s = self._beats.get(name, ("", now_s))
         if beat != known:

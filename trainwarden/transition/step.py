@@ -12,7 +12,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwarden.checkpoint.state import State, collect, decode, model_tensors
-from trainwarden.transition.buckets import Broken, Buckets, Group
+from trainwarden.transition.buckets import BUCKET_BYTES, Broken, Buckets, Group
 from trainwarden.transition.members import Members, TransitionError
 
 log = logging.getLogger("trainwarden.transition")
@@ -29,7 +30,8 @@ CONNECT_S: Final = 30.0  # all members have just come, so each is there
 _STATELESS: Final = -1
 
 
-class MicroBatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
     """One micro-batch for this rank.
 
     Attributes
@@ -75,6 +77,8 @@ class ResilientStep:
         Longest wait for a collective call, seconds. Ranks that are only late find each other again after it.
     first_step : int
         Number of the first step, for a job that goes on from a checkpoint.
+    bucket_bytes : int
+        Size of what is reduced at once, as DistributedDataParallel's `bucket_cap_mb`.
 
     Raises
     ------
@@ -98,7 +102,7 @@ class ResilientStep:
 
     def __init__(
         self, total: int, model: nn.Module, optimizer: torch.optim.Optimizer, *,
-        least: int = 1, timeout_s: float = 600.0, first_step: int = 0,
+        least: int = 1, timeout_s: float = 600.0, first_step: int = 0, bucket_bytes: int = BUCKET_BYTES,
     ) -> None:  # fmt: skip
         environ = os.environ
         world = int(environ.get("WORLD_SIZE", "1"))
@@ -111,10 +115,8 @@ class ResilientStep:
         self.lost_s: list[float] = []
         """Seconds of each transition, from the failed call to the next collective call."""
         self._base, self._done, self._waits = 0, set[int](), False
-        self._buckets = Buckets([*model.parameters()])
-        self._members = Members(
-            int(environ["RANK"]), world, environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), least
-        )
+        self._buckets = Buckets([*model.parameters()], bucket_bytes)
+        self._members = Members(int(environ["RANK"]), world, environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), least)
         self._group: Group | None = None
         if self._members.is_newcomer:
             self._members.join()
@@ -208,7 +210,10 @@ class ResilientStep:
         while True:
             if self._group is not None:
                 self._group.leave()
-            self._members.next_epoch(admit=admit)
+            try:
+                self._members.next_epoch(admit=admit)
+            except RuntimeError as error:
+                raise TransitionError(f"the ranks' store does not answer: {error}") from error
             if self._regroup():
                 break
         self._waits = False
@@ -219,8 +224,8 @@ class ResilientStep:
         if self._members.place:
             return
         now = self._members.epoch.members
-        ranks = [", ".join(one.split(":")[0] for one in names) for names in (set(before) - set(now), set(now) - set(before))]
-        what = [f"rank {ranks[0]} is gone"] * bool(ranks[0]) + [f"rank {ranks[1]} has joined"] * bool(ranks[1])
+        gone, come = set(before) - set(now), set(now) - set(before)
+        what = [f"rank {_ranks(names)} {verb}" for names, verb in ((gone, "is gone"), (come, "has joined")) if names]
         log.warning(
             "trainwarden: %s; step %d goes on with %d ranks after %.2f s",
             " and ".join(what) or "a call between the ranks failed", self.number, len(now), seconds,
@@ -330,6 +335,10 @@ class ResilientStep:
             for name, one in model_tensors(self.model).items():
                 one.copy_(found["model"][name])
         self.optimizer.load_state_dict(found["optimizer"])
+
+
+def _ranks(names: Iterable[str]) -> str:
+    return ", ".join(sorted(name.partition(":")[0] for name in names))
 
 
 def _process_group(model: nn.Module, store: Any, place: int, size: int, timeout_s: float) -> Any:
