@@ -1,0 +1,351 @@
+"""A data-parallel step that goes on when a rank dies: nothing of it is lost but what that rank had computed.
+
+On a death the survivors leave the collective call and form a group anew. What a bucket of gradients had been reduced to
+anywhere is kept. The micro-batches of the lost rank are shared out among the survivors, and added to the buckets that
+were not reduced. All make one optimizer step, with the global batch of a step without a failure. A newcomer joins
+before a step, and gets the state of a rank that has it (Unicron, He et al. 2024, sections 6.2 and 6.3).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainwarden.checkpoint.state import State, collect, decode, model_tensors
+from trainwarden.transition.buckets import BUCKET_BYTES, Broken, Buckets, Group
+from trainwarden.transition.members import Members, TransitionError
+
+log = logging.getLogger("trainwarden.transition")
+
+CONNECT_S: Final = 30.0  # all members have just come, so each is there
+_STATELESS: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One micro-batch for this rank.
+
+    Attributes
+    ----------
+    index : int
+        Its place among all micro-batches of the step: what data it is must follow from this and the step alone.
+    weight : float
+        What a loss that is a mean over the micro-batch is multiplied by, where all are equally large.
+    again : bool
+        Whether a rank that is gone had it before.
+    """
+
+    index: int
+    weight: float
+    again: bool
+
+
+class Status(NamedTuple):
+    """What a member says of itself in a new epoch; `number` is below 0 while it lacks the state of the job."""
+
+    number: int
+    base: int
+    busy: bool
+    newcomer: bool
+    first: int
+    reduced: tuple[bool, ...]
+
+
+class ResilientStep:
+    """The steps of a data-parallel job whose every rank holds the whole model.
+
+    Parameters
+    ----------
+    total : int
+        Micro-batches of a step over all ranks.
+    model : torch.nn.Module
+        The model itself, not a DistributedDataParallel. All ranks start with the weights of the first.
+    optimizer : torch.optim.Optimizer
+        Its optimizer.
+    least : int
+        Ranks without whom the job does not go on.
+    timeout_s : float
+        Longest wait for a collective call, seconds. Ranks that are only late find each other again after it.
+    first_step : int
+        Number of the first step, for a job that goes on from a checkpoint.
+    bucket_bytes : int
+        Size of what is reduced at once, as DistributedDataParallel's `bucket_cap_mb`.
+
+    Raises
+    ------
+    TransitionError
+        If the ranks' store is one that dies with a rank: ``TORCHELASTIC_USE_AGENT_STORE`` is not set.
+
+    Examples
+    --------
+    A training loop, under torchrun::
+
+        steps = ResilientStep(total=24, model=model, optimizer=optimizer)
+        for number in steps.numbers(1000):
+            for micro in steps.micro_batches():
+                inputs, targets = data(number, micro.index)
+                (loss_of(model(inputs), targets) * micro.weight).backward()
+            if steps.due:
+                optimizer.step()
+            optimizer.zero_grad()
+        steps.close()
+    """
+
+    def __init__(
+        self, total: int, model: nn.Module, optimizer: torch.optim.Optimizer, *,
+        least: int = 1, timeout_s: float = 600.0, first_step: int = 0, bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:  # fmt: skip
+        environ = os.environ
+        world = int(environ.get("WORLD_SIZE", "1"))
+        if total < world:
+            raise ValueError(f"{total} micro-batches leave some of {world} ranks without any")
+        if environ.get("TORCHELASTIC_USE_AGENT_STORE", "") != "True":
+            raise TransitionError("the ranks need a store that outlives each of them, as torchrun's own is")
+        self.total, self.model, self.optimizer, self._timeout_s = total, model, optimizer, timeout_s
+        self._first, self.number, self.due = first_step, _STATELESS, False
+        self.lost_s: list[float] = []
+        """Seconds of each transition, from the failed call to the next collective call."""
+        self._base, self._done, self._waits = 0, set[int](), False
+        self._buckets = Buckets([*model.parameters()], bucket_bytes)
+        self._members = Members(int(environ["RANK"]), world, environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), least)
+        self._group: Group | None = None
+        if self._members.is_newcomer:
+            self._members.join()
+        if not self._regroup():
+            self._recover(admit=False)
+
+    def numbers(self, stop: int) -> Iterator[int]:
+        """The numbers of the steps up to `stop`; a newcomer's first is that at which it joined."""
+        while self.number < stop:
+            yield self.number
+
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """This rank's micro-batches of the step; afterwards ``grad`` holds the gradients of the global batch.
+
+        Where `due` is False afterwards, the state of another rank was taken, which has made this step already.
+
+        Raises
+        ------
+        TransitionError
+            If the job cannot go on in these processes.
+        """
+        if self._waits:
+            self._recover(admit=True)
+        number = self.number
+        while self.number == number:
+            owned = self._owned()
+            left = [index for index in owned if index not in self._done]
+            for place, index in enumerate(left):
+                if place == len(left) - 1:
+                    self._buckets.arm()
+                yield MicroBatch(index, 1.0 / self.total, self._members.name != self._first_owner(index))
+                self._done.add(index)
+            if self._finished():
+                break
+            self._recover(admit=False)
+        self.due = self.number == number
+        if self.due:
+            self._buckets.write()
+            self._advance(number + 1)
+        else:
+            self._buckets.drop_gradients()
+
+    def close(self) -> None:
+        """Leave the job at its end. Safe twice."""
+        self._members.close()
+        if self._group is not None:
+            self._group.leave()
+
+    # -- who computes what
+
+    def _owners(self) -> dict[int, str]:
+        """The member that computes each micro-batch, after all epochs since the step began."""
+        history = self._members.history
+        first = history[self._base]
+        owners = {index: first[index * len(first) // self.total] for index in range(self.total)}
+        for epoch in range(self._base + 1, self._members.epoch.number + 1):
+            there = history[epoch]
+            lost = [index for index, name in owners.items() if name not in there]
+            owners.update({index: there[place % len(there)] for place, index in enumerate(lost)})
+        return owners
+
+    def _owned(self) -> list[int]:
+        return [index for index, name in self._owners().items() if name == self._members.name]
+
+    def _first_owner(self, index: int) -> str:
+        first = self._members.history[self._base]
+        return first[index * len(first) // self.total]
+
+    # -- together
+
+    def _finished(self) -> bool:
+        """Whether all members have all buckets; only then does any of them step."""
+        assert self._group is not None
+        try:
+            self._buckets.finish()
+            word = torch.tensor([self._members.joins() if self._members.place == 0 else 0])
+            self._group.finish(self._group.reduce(word, highest=True))
+        except Broken:
+            return False
+        self._waits = int(word) > self._members.epoch.joins
+        return True
+
+    def _advance(self, number: int) -> None:
+        self.number, self._base = number, self._members.epoch.number
+        self._done.clear()
+        self._buckets.clear()
+
+    def _recover(self, *, admit: bool) -> None:
+        """Go on with those who are left, and with newcomers where `admit`."""
+        began_s, before = time.monotonic(), self._members.epoch.members
+        while True:
+            if self._group is not None:
+                self._group.leave()
+            try:
+                self._members.next_epoch(admit=admit)
+            except RuntimeError as error:
+                raise TransitionError(f"the ranks' store does not answer: {error}") from error
+            if self._regroup():
+                break
+        self._waits = False
+        self.lost_s.append(time.monotonic() - began_s)
+        self._say(before, self.lost_s[-1])
+
+    def _say(self, before: Sequence[str], seconds: float) -> None:
+        if self._members.place:
+            return
+        now = self._members.epoch.members
+        gone, come = set(before) - set(now), set(now) - set(before)
+        what = [f"rank {_ranks(names)} {verb}" for names, verb in ((gone, "is gone"), (come, "has joined")) if names]
+        log.warning(
+            "trainwarden: %s; step %d goes on with %d ranks after %.2f s",
+            " and ".join(what) or "a call between the ranks failed", self.number, len(now), seconds,
+        )  # fmt: skip
+
+    def _regroup(self) -> bool:
+        """Form the group of this epoch, and have all its members come to one state; False if one is gone again."""
+        epoch, members = self._members.epoch, self._members
+        try:
+            store = torch.distributed.PrefixStore(f"group/{epoch.number}/", members.client(CONNECT_S))
+            made = _process_group(self.model, store, members.place, len(epoch.members), self._timeout_s)
+        except RuntimeError as error:
+            log.warning("trainwarden: the ranks do not reach each other: %s", error)
+            return False
+        self._group = Group(made, members.is_over)
+        self._buckets.use(self._group)
+        try:
+            self._agree()
+        except Broken:
+            return False
+        return True
+
+    def _agree(self) -> None:
+        """Give the newest state to those who are behind, and each reduced bucket to all.
+
+        Raises
+        ------
+        Broken
+            If a member is gone meanwhile.
+        TransitionError
+            If no member holds the state of the job.
+        """
+        said = self._statuses()
+        leader = max(range(len(said)), key=lambda place: (said[place].number, not said[place].newcomer, -place))
+        if said[leader].number == _STATELESS and said[leader].newcomer:
+            raise TransitionError("no rank is left that holds the state of the job")
+        number = said[leader].first if said[leader].number == _STATELESS else said[leader].number
+        behind = [place for place, one in enumerate(said) if one.number < number and place != leader]
+        self._hand_over(leader, behind)
+        if self._members.place in behind:
+            self._done.clear()
+            self._buckets.clear()
+            self._buckets.drop_gradients()
+        self.number = number
+        busy = any(one.busy and one.number == number for one in said)
+        self._base = said[leader].base if busy else self._members.epoch.number
+        if not behind:
+            self._share_reduced(said)
+
+    def _statuses(self) -> list[Status]:
+        members, group, buckets = self._members, self._group, self._buckets
+        assert group is not None
+        own = Status(
+            self.number, self._base, bool(self._done or buckets.reduced), members.is_newcomer, self._first,
+            tuple(bucket in buckets.reduced for bucket in range(len(buckets))),
+        )  # fmt: skip
+        row = torch.tensor([own.number + 1, *map(int, own[1:5]), *map(int, own.reduced)])
+        table = torch.zeros(len(members.epoch.members), len(row), dtype=torch.int64)
+        table[members.place] = row
+        group.finish(group.reduce(table))
+        return [
+            Status(row[0] - 1, row[1], bool(row[2]), bool(row[3]), row[4], tuple(map(bool, row[5:])))
+            for row in table.tolist()
+        ]  # fmt: skip
+
+    def _share_reduced(self, said: Sequence[Status]) -> None:
+        for bucket in range(len(self._buckets)):
+            holders = [place for place, one in enumerate(said) if one.reduced[bucket]]
+            if 0 < len(holders) < len(said):
+                known = self._buckets.reduced.get(bucket)
+                flat = self._buckets.flat(bucket) if known is None or self._members.place != holders[0] else known
+                self._spread(flat, holders[0])
+                self._buckets.reduced.setdefault(bucket, flat)
+
+    def _spread(self, tensor: Tensor, source: int) -> None:
+        """From one member to all; gloo's calls between two cannot be given up."""
+        assert self._group is not None
+        process_group, options = self._group.process_group, torch.distributed.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        self._group.finish(self._group.start(lambda: process_group.broadcast([tensor], options)))
+
+    def _hand_over(self, leader: int, behind: Sequence[int]) -> None:
+        """Model, optimizer and what describes them, without pickle."""
+        if not behind:
+            return
+        place = self._members.place
+        state = collect(self.model, self.optimizer, None) if place == leader else State()
+        shapes = {name: [str(one.dtype).removeprefix("torch."), list(one.shape)] for name, one in state.tensors.items()}
+        text = torch.frombuffer(bytearray(json.dumps([state.tree, shapes]).encode()), dtype=torch.uint8)
+        length = torch.tensor([len(text)])
+        self._spread(length, leader)
+        text = text if place == leader else torch.zeros(int(length), dtype=torch.uint8)
+        self._spread(text, leader)
+        tree, shapes = json.loads(bytes(text.tolist()))
+        device, tensors = next(self.model.parameters()).device, dict[str, Tensor]()
+        for name, (kind, shape) in shapes.items():
+            own = state.tensors.get(name)
+            tensors[name] = (
+                torch.empty(shape, dtype=getattr(torch, kind), device=device) if own is None else own.contiguous()
+            )
+            self._spread(tensors[name], leader)
+        if place in behind:
+            self._adopt(decode(tree, tensors))
+
+    def _adopt(self, found: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, one in model_tensors(self.model).items():
+                one.copy_(found["model"][name])
+        self.optimizer.load_state_dict(found["optimizer"])
+
+
+def _ranks(names: Iterable[str]) -> str:
+    return ", ".join(sorted(name.partition(":")[0] for name in names))
+
+
+def _process_group(model: nn.Module, store: Any, place: int, size: int, timeout_s: float) -> Any:
+    """A group that torch's table does not know, so that it can go without the others' consent."""
+    timeout = timedelta(seconds=timeout_s)
+    if next(model.parameters()).device.type == "cuda":
+        options = torch.distributed.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return torch.distributed.ProcessGroupNCCL(store, place, size, options)
+    return torch.distributed.ProcessGroupGloo(store, place, size, timeout)
