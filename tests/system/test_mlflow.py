@@ -185,7 +185,7 @@ def test_a_request_in_the_ui_retrains_and_who_serves_is_told_on_the_bus(
     assert {one.fields["alias"] for one in told()} <= {"champion", "challenger"}
     tag = {"name": registered("pca"), "key": "retrain", "value": "requested"}
     server.ask("registered-models/set-tag", tag)
-    services.until("the training", lambda: server.model(registered("pca"))["tags"]["retrain"].startswith("done"), 120.0)
+    services.until("the training", lambda: server.model(registered("pca"))["tags"]["retrain"].startswith("done"), 240.0)
     newest = server.ask(f"model-versions/get?name={registered('pca')}&version=3", method="GET")["model_version"]
     assert {tag["key"] for tag in newest["tags"]} >= {"gate", "data_hash"}
     told_ids = [one.id for one in told()]

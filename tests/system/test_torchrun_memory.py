@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import ROOT
-from tests.system.runs import NOTHING_TAUGHT, WARDEN
+from tests.system.runs import LEAN, WARDEN
 from tests.system.torchrun_nodes import TorchrunNodes
 from trainwarden.actions.launchers.torchrun.client import JobClient, Patient
 from trainwarden.checkpoints.newest import newest
@@ -75,7 +75,7 @@ def launched(path: Path, crash_at: int, last: int) -> tuple[list[tuple[str, str,
     """The same by `trainwarden launch` on one node, and what it says."""
     memory = path / "memory"
     memory.mkdir(exist_ok=True)
-    environ = {**os.environ, **NOTHING_TAUGHT, "TRAINWARDEN_CHECKPOINT_MEMORY": str(memory)}
+    environ = {**os.environ, **LEAN, "TRAINWARDEN_CHECKPOINT_MEMORY": str(memory)}
     words = ["--nproc", "1", "--mode", "auto", "--job", "j", "--checkpoints", str(path / "store")]
     script = ["python", SCRIPT, str(crash_at), str(last), "{checkpoints}"]
     ran = subprocess.run(
