@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import threading
 import time
@@ -28,13 +27,6 @@ pytestmark = [
     # kafka-python leaves sockets of connections that were given up to the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _garbage() -> Iterator[None]:
-    """Those sockets are let go here, where they are expected, and not in the middle of somebody else's test."""
-    yield
-    gc.collect()
 
 
 CALLS = [
@@ -171,4 +163,3 @@ def test_who_answers_and_is_no_broker_is_one_error_of_ours_in_time(answer: bytes
     with answering(answer) as server, pytest.raises(BusError, match=r"kafka 127\.0\.0\.1"):
         KafkaBus([server], config)
     assert time.monotonic() - started_s < 60.0
-    gc.collect()
