@@ -14,6 +14,7 @@ from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.samples import Entity, name_of
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.protocol import Role
+from trainwarden.errors import DetectorError
 from trainwarden.records import IncidentKind, Suspect, Vote
 from trainwarden.settings import Config
 
@@ -94,6 +95,9 @@ class DevicePeers(WholeMemory):
         return Vote(opinion="normal")
 
     def _restored(self) -> None:
+        for name, own in (("gpu", (GPU_METRICS, GPU_SIGNS)), ("nic", (NIC_METRICS, NIC_SIGNS))):
+            if name not in self._families or (self._families[name].metrics, self._families[name].signs) != own:
+                raise DetectorError(f"the snapshot is of another version, which looks at other metrics of the {name}")
         self._found = self._look()
 
     # -- internals -------------------------------------------------------------------------------------------

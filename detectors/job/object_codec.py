@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, get_args, get_origin, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -86,7 +86,9 @@ class ObjectCodec:
         """
         wanted = _kept(subject, leave)
         if not isinstance(plain, Mapping) or set(wanted) != plain.keys():
-            raise DetectorError(f"this was not kept of this version's {type(subject).__name__}")
+            raise DetectorError(
+                f"another version wrote the snapshot: {type(subject).__name__} has other attributes now"
+            )
         for name in wanted:
             try:
                 self._fill_one(subject, name, plain[name])
@@ -104,7 +106,7 @@ class ObjectCodec:
         else:
             value = self._in(plain)
             if isinstance(own, np.ndarray) and not _is_alike(value, own):
-                raise DetectorError(f"what was kept of {type(subject).__name__}.{name} is no such array")
+                raise DetectorError(f"the snapshot's array {type(subject).__name__}.{name} has another type or shape")
             setattr(subject, name, value)
 
     def _out(self, value: Any) -> Any:
@@ -133,6 +135,8 @@ class ObjectCodec:
             return ["deque", value.maxlen, self._each(value)]
         if isinstance(value, Record):
             return ["record", name, msgspec.to_builtins(value, builtin_types=(bytes,))]
+        if name in self._kinds and isinstance(value, msgspec.Struct):  # log detectors hold some for each rank
+            return ["kind", name, msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_of_struct)]
         if name in self._kinds:
             return ["kind", name, self._each(value) if isinstance(value, tuple) else self._attributes(value)]
         if isinstance(value, _Packs):
@@ -161,7 +165,7 @@ class ObjectCodec:
             return self._made(self._kinds[rest[0]], rest[1])
         if kind == "array":
             return _array(*rest)
-        raise ValueError(f"there is no {kind!r}")
+        raise ValueError(f"unknown tag {kind!r}")
 
     def _made(self, kind: type[Any], plain: Any) -> Any:
         if issubclass(kind, tuple):
@@ -171,10 +175,11 @@ class ObjectCodec:
             fresh = kind()
             self.load(fresh, plain)
             return fresh
-        if plain.keys() != set(names):
-            raise ValueError(f"this was not kept of this version's {kind.__name__}")
+        config = getattr(kind, "__struct_config__", None)
+        if plain.keys() - names or (plain.keys() != set(names) and not (config and config.omit_defaults)):
+            raise ValueError(f"it is of another version: {kind.__name__} has other fields now")
         if not is_dataclass(kind):
-            return kind(**{name: self._in(one) for name, one in plain.items()})
+            return msgspec.convert(plain, kind, builtin_types=(bytes,), dec_hook=_to_deque)
         one = object.__new__(kind)  # some of its fields may be none of its arguments
         for name in names:
             object.__setattr__(one, name, self._in(plain[name]))
@@ -218,6 +223,21 @@ class WholeMemory:
     @property
     def _whose_memory(self) -> str:
         return type(self).__name__
+
+
+def _of_struct(value: Any) -> Any:
+    """A value of a struct's field that msgspec does not know."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, deque) and value.maxlen is None:
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be kept in a struct")
+
+
+def _to_deque(kind: type, value: Any) -> Any:
+    if not issubclass(get_origin(kind) or kind, deque):
+        raise TypeError(f"{kind} cannot be kept in a struct")
+    return deque(msgspec.convert(value, list[get_args(kind)[0]]))  # type: ignore[misc] # one known at run time
 
 
 def _array(dtype: str, shape: list[int], data: bytes) -> Any:

@@ -194,10 +194,9 @@ class IncidentTracker:
                 return True
             if family_of(closed.kind) != candidate.family or closed.closed_at_s is None:
                 continue
-            if candidate.family == "failure" and onset_s <= closed.closed_at_s:
-                return True
-            still = closed.evidence.get("closed") in (ALL_GONE, JOB_ENDED) and not window.live.any()
-            if still and same(candidate, closed, window.now_s):
+            gone = closed.evidence.get("closed") in (ALL_GONE, JOB_ENDED) and not window.live.any()
+            still = candidate.family == "failure" or (gone and same(candidate, closed, window.now_s))
+            if still and onset_s <= closed.closed_at_s:
                 return True
             began_s = closed.onset_s if closed.onset_s is not None else closed.opened_at_s
             if began_s - 2.0 <= onset_s <= began_s + 2.0 and same(candidate, closed, closed.opened_at_s):

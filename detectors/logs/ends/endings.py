@@ -24,6 +24,7 @@ _SIGNALS: Final = {
 _STOPS: Final = frozenset({1, 2, 15})  # what whoever ends a process sends first
 _BY_SHELL: Final = 128
 _PREFIXED: Final = frozenset({"lightning.child"})  # the rank is read as the prefix of the line
+_OF_ROW: Final = frozenset({"mpirun.code"})  # words of many programs, which count behind the launcher's row alone
 TASKS: Final = frozenset({"srun.exit", "srun.signal"})
 
 Says = Literal["failed", "stopped", "row", "done", "first", "block", "note"]
@@ -150,6 +151,8 @@ class EndTable(msgspec.Struct):
             self.first = True
         elif ending.says == "row":
             self.row, self.node = (ending.ranks[0] if ending.ranks else None), ending.node
+        elif ending.id in _OF_ROW and self.row is None:
+            return msgspec.structs.replace(ending, says="note", first=False), None
         elif ending.says not in {"done", "note"}:
             if self.first:
                 self.first, ending = False, msgspec.structs.replace(ending, first=True)

@@ -139,7 +139,8 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
         return Verdict(None, "a device or node failed", _since_s(attempt, now_s), explained=True)
     if attempt.causes:
         return _by_cause(attempt, failed, now_s, at_end=at_end)
-    if attempt.stalls and at_end and all(rank is None for _, _, rank in failed):
+    stalled = attempt.stalls and first[0] - attempt.stalls[-1].order[0] <= NEAR_S  # a coordinator warns every minute
+    if stalled and at_end and all(rank is None for _, _, rank in failed):
         return _by_stall(attempt)
     found = _by_ending(attempt, failed, now_s) or _by_waiting(attempt, now_s, at_end=at_end)
     return found or (_by_consequences(attempt, failed) if at_end else None)

@@ -46,12 +46,13 @@ class Processes:
     ended_s : mapping of int to float
         When a launcher said that a process has ended, by its id.
     of_workers : mapping of int to mapping
-        Rank by process id and node of Ray's workers, whose ids may be the same on several nodes.
+        Rank by process id and node of Ray's workers, whose ids may be the same on several nodes; None where
+        lines differ.
     """
 
     rank_of: Mapping[int, int]
     ended_s: Mapping[int, float]
-    of_workers: Mapping[int, Mapping[str | None, int]] = field(default_factory=dict)
+    of_workers: Mapping[int, Mapping[str | None, int | None]] = field(default_factory=dict)
 
     def of_writer(self, writer: Writer) -> int | None:
         """Rank of the worker whose process and node Ray's prefix names: on its driver's node it names none."""
@@ -72,40 +73,40 @@ def processes_of(tables: Iterable[LogTable], local: Sequence[Mapping[int, int]])
     """
     found: dict[int, int | None] = {}
     ended_s: dict[int, float] = {}
-    of_workers: dict[int, dict[str | None, int]] = {}
+    of_workers: dict[int, dict[str | None, int | None]] = {}
     for table, of_local in zip(tables, local, strict=True):
         row: int | None = None
         for place, line in enumerate(table.lines):
             if "pid" not in line and "PID" not in line and "nranks" not in line and "rank" not in line:
                 continue
-            pid, rank = _named(line, row, of_local, of_workers)
+            pid, rank, worker = _named(line, row, of_local)
             row = int(match[1]) if (match := _ROW.match(line)) else row if pid is None else None
             if pid is None or len(found) >= MAX_PROCESSES:
                 continue
             if rank is not None:
                 found[pid] = rank if found.get(pid, rank) == rank else None
+                if worker is not None:
+                    of_node = of_workers.setdefault(pid, {})
+                    of_node[worker.node] = rank if of_node.get(worker.node, rank) == rank else None
             if "exit" in line and np.isfinite(table.times_s[place]):
                 ended_s.setdefault(pid, float(table.times_s[place]))
     return Processes({pid: rank for pid, rank in found.items() if rank is not None}, ended_s, of_workers)
 
 
-def _named(
-    line: str, row: int | None, of_local: Mapping[int, int], of_workers: dict[int, dict[str | None, int]]
-) -> tuple[int | None, int | None]:
-    """Process and rank that a line names together; Ray's workers are noted with their node."""
+def _named(line: str, row: int | None, of_local: Mapping[int, int]) -> tuple[int | None, int | None, Writer | None]:
+    """Process and rank that a line names together, and of one of Ray's workers what names it."""
     if match := _LOCAL.search(line):
-        return int(match[2]), of_local.get(int(match[1]))
+        return int(match[2]), of_local.get(int(match[1])), None
     if match := _OF_ROW.match(line):
-        return int(match[1]), row
-    if (match := _RAY.search(line)) and (pid := (writer := writer_of(line)).pid) is not None:
-        of_workers.setdefault(pid, {})[writer.node] = int(match[1])
-        return pid, int(match[1])
+        return int(match[1]), row, None
+    if (match := _RAY.search(line)) and (writer := writer_of(line)).pid is not None:
+        return writer.pid, int(match[1]), writer
     for pattern in _GLOBAL:
         if match := pattern.search(line):
-            if "ip" in pattern.groupindex:
-                of_workers.setdefault(int(match["pid"]), {})[match["ip"]] = int(match["rank"])
-            return int(match["pid"]), int(match["rank"])
-    return None, None
+            pid = int(match["pid"])
+            worker = Writer(line, node=match["ip"], pid=pid) if "ip" in pattern.groupindex else None
+            return pid, int(match["rank"]), worker
+    return None, None, None
 
 
 def kernel_pid(line: str) -> int | None:

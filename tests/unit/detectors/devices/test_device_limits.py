@@ -51,7 +51,7 @@ def test_what_breaks_a_limit(name, values, kind):
 
 def test_a_board_whose_configuration_memory_is_damaged_is_told():
     vote = run(limits(), "gpu", "gpu_inforom_valid_state", [[0.0, 0.0], [1.0, 1.0]])
-    assert (vote.kind, [one.device for one in vote.suspects]) == ("gpu_lost", ["0"])
+    assert (vote.kind, [one.device for one in vote.suspects]) == ("metric_anomaly", ["0"])
 
 
 @pytest.mark.parametrize(

@@ -159,3 +159,25 @@ def test_the_code_in_mpiruns_block_says_whether_the_process_was_told_to_end(
     (incident,) = judged(tmp_path, {"logs.txt": block})
     assert (incident.suspects[0].rank if incident.suspects else None) == rank
     assert rank is None or ("SIGKILL" if code == 137 else f"code {code}") in incident.reason
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_an_exit_code_that_no_launcher_names_the_process_of_is_no_end(tmp_path: Path, code: int) -> None:
+    steps = [
+        f"iteration {number}/ 100000 | elapsed time per iteration (ms): 100.0 | lm loss: 2.1E+00 |"
+        for number in range(1, 21)
+    ]
+    said = [*steps, "sample 19 failed in the sandbox:", f"  Exit code: {code}", "pass@1: 0.95"]
+    assert judged(tmp_path, {"train.log": said}) == []
+
+
+def test_a_stall_of_hours_before_is_not_the_cause_of_an_end(tmp_path: Path) -> None:
+    stall = [
+        "[2026-11-04 08:00:00] W horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be "
+        "reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks",
+        "Missing ranks:", "2: [grad.1]",
+    ]  # fmt: skip
+    after = [f"[2026-11-04 {8 + minute // 60:02d}:{minute % 60:02d}:00] epoch goes on" for minute in range(2, 236)]
+    end = "[2026-11-04 11:59:00] mpirun detected that one or more processes exited with non-zero status, thus causing"
+    (incident,) = judged(tmp_path, {"train.log": [*stall, *after, end]})
+    assert (incident.kind, [one.rank for one in incident.suspects]) == ("crash", [None])

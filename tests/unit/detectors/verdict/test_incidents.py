@@ -824,3 +824,5 @@ def test_a_leak_whose_ranks_have_ended_is_not_told_again_with_another_beginning(
     closed = [one for one in story.at(12.0, LEAK) if one.state == "closed"]
     assert [one.kind for one in closed] == ["memory_leak"]
     assert story.at(13.0, replace(LEAK, onset_s=START_S - 1800.0)) == []
+    again = story.at(1900.0, replace(LEAK, onset_s=START_S + 1895.0))  # in a job without heartbeats nobody ever lives
+    assert again[0].state == "opened"
