@@ -76,7 +76,7 @@ def _by(view: PlanningContext, rung: AnyRung) -> Intent | None:
 
 
 def _ignored(view: PlanningContext, rung: Ignore) -> Intent:
-    """A person is told; or, a few times for each node, that what failed has some time to pass by itself."""
+    """Escalate to the operator; a few times for each node, first leave what failed some time to pass by itself."""
     intent = view.for_a_person("ignore", f"nothing here helps against {view.case.incident.kind}; a person must look")
     if not rung.persist_s:
         return intent

@@ -115,7 +115,7 @@ class Validate(Rung, frozen=True, kw_only=True, tag="validate"):
 
 
 class Ignore(Rung, frozen=True, kw_only=True, tag="ignore"):
-    """A person is told that nothing we could do helps.
+    """Escalate to the operator: nothing that we could do helps.
 
     With `persist_s` what failed is left for so long to whoever repeats it in place, as a network's transport does.
     """

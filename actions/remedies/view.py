@@ -146,14 +146,19 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     def outlasted(self, rungs: Sequence[Rung]) -> bool:
         """Whether the incident has outlasted what was carried out of `rungs`, or would have been.
 
-        What is repeated in place is repeated by the job: that has failed once the job is down.
+        What is repeated in place is repeated by the job: that has failed once its ranks are down, or run anew.
         """
         patience_s = {rung.action: rung.patience_s for rung in rungs}
         return all(
             self.now_s - ended_s(action) >= patience_s.get(action.kind, 0.0)
             for action in self.actions
-            if carried_out(action) or self.only_shown(action) or (RETRIED in action.plan and not self.failed())
+            if carried_out(action) or self.only_shown(action) or (RETRIED in action.plan and self._goes_on())
         )
+
+    def _goes_on(self) -> bool:
+        """Whether the ranks that the incident is of still run; so taken where the launcher does not answer."""
+        state = self.state()
+        return state is None or (state.phase == "running" and self.restarted_s() is None)
 
     def for_a_person(self, kind: ActionKind, why: str) -> Intent:
         """`kind` would help or nothing does; a person is told `why` we do not do it, once of each kind."""

@@ -67,8 +67,14 @@ def test_the_project_is_a_compose_project(project: Callable[..., dict[str, Any]]
     assert gpu["limits"]["memory"]
 
 
-def test_its_settings_are_fine() -> None:
-    said = ran(sys.executable, "-m", "trainwarden.cli.main", "check-config", DOCKER / "trainwarden.toml")
+def test_its_settings_are_fine(tmp_path: Path) -> None:
+    token, settings = tmp_path / "token", tmp_path / "trainwarden.toml"
+    token.write_text("a-token-of-twenty-chars")
+    token.chmod(0o600)
+    text = (DOCKER / "trainwarden.toml").read_text()
+    assert text.count('"/tmp/token"') == 1  # which each container makes
+    settings.write_text(text.replace("/tmp/token", str(token)))
+    said = ran(sys.executable, "-m", "trainwarden.cli.main", "check-config", settings)
     assert said.endswith("fine\n")
 
 
@@ -77,7 +83,9 @@ def test_engine_and_agents_share_a_token_that_the_containers_own_words_make_read
 ) -> None:
     """The words that each container begins with are run, with other folders and the command shown alone."""
     services = project("compose.yaml")["services"]
-    asked = tomllib.loads(f"its = {services['engine']['environment']['TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS']}")["its"]
+    asked = tomllib.loads((DOCKER / "trainwarden.toml").read_text())["engine"]["launcher_settings"]
+    # A variable would go over the settings of whoever has another launcher.
+    assert not [name for name in services["engine"]["environment"] if "LAUNCHER" in name]
     assert asked["endpoint"] == "rendezvous:29402"
     assert f"--token-file={asked['token_file']}" in services["rendezvous"]["command"]
     (tmp_path / "run" / "secrets").mkdir(parents=True)

@@ -142,11 +142,14 @@ def test_parts_may_be_left_out(rendered: Callable[..., list[Object]]) -> None:
     assert set(pods(rendered(**{f"{part}.enabled": "false" for part in PARTS if part != "agent"}))) == {"agent"}
 
 
-def test_the_engine_acts_by_the_rendezvous_unless_the_settings_name_a_launcher(
+def test_the_engine_acts_by_the_rendezvous_unless_the_values_say_otherwise(
     rendered: Callable[..., list[Object]],
 ) -> None:
-    theirs = '[engine]\nlauncher = "slurm"'
-    for values, joins in (({}, True), ({"settings": theirs}, False), ({"rendezvous.enabled": "false"}, False)):
+    for values, joins in (
+        ({}, True),
+        ({"rendezvous.engine": "false"}, False),
+        ({"rendezvous.enabled": "false"}, False),
+    ):
         (engine,) = pods(rendered(**values))["engine"]["containers"]
         told = [one["value"] for one in engine["env"] if one["name"] == "TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS"]
         assert ("command" in engine) == bool(told) == joins, values

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from tests.places import ROOT
-from tests.servers.ports import free_ports
 from tests.system.runs import TORCHRUN, WARDEN
 from tests.system.torchrun_nodes import until, with_entry_point
 from trainwarden import rundir
@@ -46,10 +45,8 @@ class Joined:
     """`up`, and a torchrun of two ranks that has joined it by what `up` has printed."""
 
     def __init__(self, path: Path, over: ExitStack) -> None:
-        [port] = free_ports(1)
         self._path, self.run_dir, self._bus = path, path / "run", f"embedded:{path / 'bus.db'}"
-        settings = f'[engine]\nmode = "auto"\n[engine.launcher_settings]\nendpoint = "127.0.0.1:{port}"\n'
-        (path / "settings.toml").write_text(settings)
+        (path / "settings.toml").write_text('[engine]\nmode = "auto"\n')
         (path / "train.py").write_text(SCRIPT)
         up = [*WARDEN, "up", "--config", "settings.toml", "--run-dir", str(self.run_dir)]
         self._over = over

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -22,13 +21,13 @@ from trainwarden.cli.run.launch_node import NodesAsked, asks_for_memory, job_cli
 from trainwarden.cli.run.leftovers import Leftovers
 from trainwarden.cli.run.rank_output import RankOutput
 from trainwarden.cli.run.torchrun_here import GAVE_UP_CODE, Torchrun, failed_rank_code, ranks_words
+from trainwarden.cli.shared.rendezvous_beside import run_token
 from trainwarden.clock import SystemClock
 from trainwarden.errors import ConfigError
 from trainwarden.settings import Settings
-from trainwarden.torchrun.files import last_lines, put_whole
+from trainwarden.torchrun.files import last_lines
 
 SERVED_S: Final = 10.0
-RENDEZVOUS_WORD: Final = "rendezvous.token"
 OWN_LOG: Final = "torchrun"
 WHY_BYTES: Final = 1024 * 1024  # the end of torchrun's own log
 OVER: Final = "trainwarden: the job is over: "  # trainwarden.torchrun.rendezvous
@@ -64,12 +63,7 @@ class JobHere:
         ConfigError
             If it cannot be served.
         """
-        token = run_dir / RENDEZVOUS_WORD
-        try:
-            put_whole(token, secrets.token_hex(16))
-        except OSError as error:
-            raise ConfigError(f"launch: the rendezvous' token cannot be written: {error}") from error
-        asked = msgspec.structs.replace(self._asked, token_file=token.absolute())
+        asked = msgspec.structs.replace(self._asked, token_file=run_token(run_dir))
         settings, clock = self._settings, SystemClock()
         self._checks = JobChecks(
             JobPlace(job=settings.job, node=settings.node, ranks=self._nproc, run_dir=run_dir), clock,

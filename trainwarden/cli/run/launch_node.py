@@ -104,7 +104,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
         return f"launch-{host_and_port(self.rdzv.split(',')[0], '--rdzv')[1]}"
 
     def engine(self, settings: Settings, mode: Mode, **more: Any) -> dict[str, str]:
-        """What the engine beside the first node is told in its environment; `more` is of its launcher."""
+        """Environment of the engine beside the first node; `more` is of its launcher."""
         own, launch = settings.engine, settings.launch
         said = own.launcher_settings if own.launcher == "torchrun" else {}
         where = {

@@ -43,7 +43,7 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
     check_services(settings, WATCHING)
     shared = learning(settings)
     rendezvous = RendezvousBeside(settings, run, address)
-    stack = LocalStack(run, {"TRAINWARDEN_BUS": address, **shared}, config)
+    stack = LocalStack(run, {"TRAINWARDEN_BUS": address, **shared, **rendezvous.engine}, config)
     for name in (*WATCHING, *(LEARNING if shared else ())):
         stack.start(name)
     page = PageBeside(stack, run)

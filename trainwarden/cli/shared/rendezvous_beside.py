@@ -2,60 +2,100 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainwarden import plugins
 from trainwarden.actions.launchers.torchrun.client import TorchrunConfig, TorchrunLauncher
 from trainwarden.actions.launchers.torchrun.host import RendezvousHost
-from trainwarden.clock import SystemClock
+from trainwarden.cli.shared.engine_beside import as_toml
+from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.access import read_token
 from trainwarden.metrics_http.tls import peer_tls
 from trainwarden.settings import Settings
+from trainwarden.torchrun.files import put_whole
 
-SERVED_S: Final = 2.0  # a free port is had at once
+SERVED_S: Final = 10.0
+WORD: Final = "rendezvous.token"
+
+
+def run_token(run_dir: Path) -> Path:
+    """A file with a new token of this run, which only this user can read.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be written.
+    """
+    token = (run_dir / WORD).absolute()
+    try:
+        put_whole(token, secrets.token_hex(16))
+    except OSError as error:
+        raise ConfigError(f"the rendezvous' token cannot be written: {error}") from error
+    return token
 
 
 class RendezvousBeside:
     """Serves where the engine of `settings` looks for it; nothing is served for an engine with another launcher.
+
+    Where the settings name no endpoint it is served on a free port, with a token of its own: an engine never asks the
+    rendezvous of another user of this machine.
 
     Parameters
     ----------
     bus : str
         To which nodes that nobody watches are watched.
 
+    Attributes
+    ----------
+    engine : mapping of str to str
+        What the engine is started with.
+
     Raises
     ------
     ConfigError
-        If the launcher's settings, its token or a file of TLS cannot be used.
+        If the launcher's settings, its token or a file of TLS cannot be used, or no port can be had.
     """
 
     def __init__(self, settings: Settings, run_dir: Path, bus: str) -> None:
-        self._job, self._run_dir, self._host = settings.job, run_dir, None
-        self._said = settings.engine.launcher != "torchrun"
-        if self._said:
+        self._job, self._run_dir, self.engine = settings.job, run_dir, dict[str, str]()
+        self._host: RendezvousHost | None = None
+        self._said: set[bool] = set()
+        if settings.engine.launcher != "torchrun":
             return
-        raw = settings.engine.launcher_settings
-        config = plugins.configure(TorchrunLauncher, raw, "engine.launcher_settings")
-        assert isinstance(config, TorchrunConfig)
-        self._config, self._begun_s = config, SystemClock().monotonic_s()
+        asked = settings.engine.launcher_settings
+        own = "endpoint" not in asked
+        if own:
+            asked = {"token_file": str(run_token(run_dir)), **asked, "endpoint": "127.0.0.1:0"}
+        self._config = _configured(asked)
+        config = self._config
         self._host = RendezvousHost(
             config.endpoint.split(",")[0].strip(),
             token=None if config.token_file is None else read_token(Path(config.token_file)),
             tls=peer_tls(config.tls_ca, config.tls_certificate, config.tls_key), bus=bus,
         )  # fmt: skip
         self._host.start()
+        if own:
+            address = self._host.served(SERVED_S)
+            if address is None:
+                raise ConfigError(f"no rendezvous was served within {SERVED_S:.0f} s: {self._host.why}")
+            asked = {**asked, "endpoint": address}
+            self.engine = {"TRAINWARDEN_ENGINE_LAUNCHER_SETTINGS": as_toml(asked)}
 
     def news(self) -> str | None:
-        """One sentence, once: how a torchrun job joins, or why none is served here yet."""
-        if self._said or self._host is None:
+        """One sentence, each once: how a torchrun job joins, and before that why none is served here yet."""
+        if self._host is None or True in self._said:
             return None
         served = self._host.served(0.0)
-        self._said = served is not None or SystemClock().monotonic_s() - self._begun_s > SERVED_S
-        if served is not None:
-            return f"a torchrun job joins it by: {self._joining(served)} torchrun --nproc-per-node 4 train.py"
-        return f"no rendezvous is served here: {self._host.why}" if self._said else None
+        if served is None and (self._said or not self._host.why):
+            return None
+        self._said.add(served is not None)
+        if served is None:
+            return f"no rendezvous is served here yet: {self._host.why}"
+        return f"a torchrun job joins it by: {self._joining(served)} torchrun --nproc-per-node 4 train.py"
 
     def close(self) -> None:
         """Serve no more; ranks train on without it."""
@@ -72,3 +112,9 @@ class RendezvousBeside:
             "PET_RDZV_ENDPOINT": address, "PET_RDZV_ID": self._job, **({"PET_RDZV_CONF": conf} if conf else {}),
         }  # fmt: skip
         return " ".join(f"{name}={shlex.quote(value)}" for name, value in words.items())
+
+
+def _configured(settings: Mapping[str, Any]) -> TorchrunConfig:
+    config = plugins.configure(TorchrunLauncher, settings, "engine.launcher_settings")
+    assert isinstance(config, TorchrunConfig)
+    return config

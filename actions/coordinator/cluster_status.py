@@ -1,4 +1,4 @@
-"""What the coordinator has said last of all jobs: nodes, and worth now, as planned and if they were only restarted."""
+"""The last status that the coordinator reported of all jobs: nodes, and WAF now, as planned and with restarts only."""
 
 from __future__ import annotations
 
