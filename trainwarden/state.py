@@ -45,7 +45,8 @@ def load_json(path: Path) -> Any | None:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(checked(descriptor, stat.S_IFREG, (os.fstat(descriptor).st_uid,)), "rb") as file:
+        found = os.fstat(descriptor)
+        with open(checked(descriptor, stat.S_IFREG, (found.st_uid,), links=found.st_nlink), "rb") as file:
             return msgspec.json.decode(file.read())
     except (FileNotFoundError, msgspec.DecodeError, RecursionError):
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -248,17 +247,18 @@ class ProcessesCollector:
     def _forward(self) -> Iterable[Record]:
         """New whole lines of the events file; what is no event of ours is counted and passed over."""
         try:
-            found = os.lstat(self._events)  # as above
-        except FileNotFoundError:
+            found = os.stat(self._events)  # noqa: PTH116 - as above
+        except OSError:
             return
         if found.st_ino != self._inode or found.st_size < self._offset:
             # Another file, or one begun anew: read it from its start; readers know events by their ids.
             self._inode, self._offset = found.st_ino, 0
         if found.st_size == self._offset:
             return
-        if not stat.S_ISREG(found.st_mode):
-            return  # planted there; a launcher leaves no link
-        data = read_part(self._events, self._offset, _READ_BYTES)
+        try:
+            data = read_part(self._events, self._offset, _READ_BYTES)
+        except OSError:  # planted there, or not ours to read: processes are looked at all the same
+            return
         whole = data.rfind(b"\n") + 1
         if not whole and len(data) > MAX_RECORD_BYTES:
             whole = len(data)  # no event is that long: pass over it

@@ -22,8 +22,8 @@ MOST: Final = 5  # suspects, metrics and the like
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one incident, in sentences.
 
-    `where` is None where nobody is singled out. `runbook` is the text of its kind's page, as Markdown: an installation
-    has no documentation that a path could lead to.
+    `where` is None where no single rank or node is suspected. `runbook` is the text of its kind's page, as Markdown: an
+    installation has no documentation that a path could lead to.
     """
 
     incident: str

@@ -21,7 +21,7 @@ from trainwarden.service_loop import Output
 from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, TASKS, VERDICTS, Topic
 
 SINCE_S: Final = 1_800.0  # of steps, heartbeats, verdicts and events
-HISTORY: Final[tuple[Topic[Any], ...]] = (COMMANDS, INCIDENTS, ACTIONS)  # short, and read whole
+HISTORY: Final[tuple[Topic[Any], ...]] = (COMMANDS, INCIDENTS, ACTIONS, TASKS)  # short, and read whole
 MAX_JOBS: Final = 1_000
 FORGET_S: Final = 7 * 86_400.0
 FORGET_NODE_S: Final = 86_400.0  # pods and spot machines come under a new name each time
@@ -53,7 +53,7 @@ class Overview:
         Grows with each verdict, incident, action, event or command.
     """
 
-    topics: Sequence[Topic[Any]] = (ITERATIONS, HEARTBEATS, VERDICTS, EVENTS, TASKS, *HISTORY)
+    topics: Sequence[Topic[Any]] = (ITERATIONS, HEARTBEATS, VERDICTS, EVENTS, *HISTORY)
 
     def __init__(self, clock: Clock, trust: Trust | None = None) -> None:
         self.group = f"overview-{uuid.uuid4().hex}"  # everybody who looks sees everything
@@ -138,7 +138,7 @@ class Overview:
             self._tell(record)
             return
         if isinstance(record, TaskRecord):
-            self._take_task(record, message.time_s)
+            self._take_task(record, self._clock.now_s() if self.ready else message.time_s)  # as below
             return
         name = getattr(record, "job", None)
         if name is None:
@@ -154,9 +154,9 @@ class Overview:
 
     def _take_task(self, task: TaskRecord, time_s: float) -> None:
         """What the coordinator says of a job; a task that is only registered has no status yet."""
-        if task.status is None:
-            return
-        self.coordinator_s = time_s
+        if task.status is None or self._clock.now_s() - time_s > FORGET_NODE_S:
+            return  # a cluster without a coordinator for so long has none
+        self.coordinator_s = max(time_s, self.coordinator_s or time_s)
         self.tasks.pop(task.job, None)
         if not task.finished:
             self.tasks[task.job] = task

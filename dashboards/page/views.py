@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trainwarden.actions.coordinator.said import FRESH_S, cluster
+from trainwarden.actions.coordinator.cluster_status import FRESH_S, cluster
 from trainwarden.dashboards.explain.explanation import abstentions, explain, opening
 from trainwarden.dashboards.overview.job import SEVERITIES, JobOverview, waits
 from trainwarden.dashboards.overview.overview import Overview

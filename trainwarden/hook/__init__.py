@@ -111,8 +111,11 @@ def set_step(step: int) -> None:
         let_through()
 
 
+@hide
 def _number(step: Any) -> int | None:
     """`step` as a number that steps can have; None if it is none: the step counts all the same."""
+    if step is None:
+        return None
     try:
         number = int(step)
     except Exception:

@@ -185,13 +185,14 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def checked(descriptor: int, kind: int, owners: tuple[int, ...]) -> int:
+def checked(descriptor: int, kind: int, owners: tuple[int, ...], links: int = 1) -> int:
     """`descriptor`, if it is a file of this `kind` and of one of `owners`; else it is closed, and `OSError` raised.
 
-    Others may write into the folder: a pipe, a device or somebody's own file may lie under any name.
+    Others may write into the folder: a pipe, a device or somebody's own file may lie under any name. Of a file that is
+    only read more `links` may be allowed: copies of a folder share its files.
     """
     found = os.fstat(descriptor)
-    if stat.S_IFMT(found.st_mode) == kind and found.st_uid in owners and found.st_nlink <= 1:
+    if stat.S_IFMT(found.st_mode) == kind and found.st_uid in owners and found.st_nlink <= links:
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EPERM, "no file of ours")

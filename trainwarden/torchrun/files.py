@@ -52,7 +52,7 @@ def read_part(path: Path | str, at: int, most_bytes: int) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     found = os.fstat(descriptor)
-    with open(checked(descriptor, stat.S_IFREG, (found.st_uid,)), "rb") as file:
+    with open(checked(descriptor, stat.S_IFREG, (found.st_uid,), links=found.st_nlink), "rb") as file:
         file.seek(at if at >= 0 else max(0, found.st_size + at))
         return file.read(most_bytes)
 

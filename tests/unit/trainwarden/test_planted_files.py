@@ -23,6 +23,7 @@ from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
 from trainwarden.state import load_json, save_json
 from trainwarden.topics import EVENTS
+from trainwarden.torchrun.files import read_part
 
 ENDED = EventRecord(id="e", job="j", node="n", time_s=1000.0, kind="job_end", fields={"exit_code": 9})
 TRACEBACK = """Traceback (most recent call last):
@@ -57,6 +58,14 @@ def test_state_is_read_from_files_alone(tmp_path: Path, kind: str) -> None:
         return True
 
     assert in_time(read)
+
+
+def test_what_is_read_may_have_another_name_in_a_copy_of_the_folder(tmp_path: Path) -> None:
+    """`cp -al`, and whoever stores equal files once, make hard links."""
+    save_json(tmp_path / "state.json", {"a": 1})
+    os.link(tmp_path / "state.json", tmp_path / "copy.json")
+    assert load_json(tmp_path / "state.json") == {"a": 1}
+    assert read_part(tmp_path / "copy.json", 0, 100) == (tmp_path / "state.json").read_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,9 +17,10 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.dashboards.explain.explanation import NEAR_S, Explanation, opening
 from trainwarden.dashboards.explain.explanation import explain as explained
 from trainwarden.dashboards.explain.ladder import ladder
+from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus
-from trainwarden.records import ActionRecord, IncidentRecord, VerdictRecord
-from trainwarden.settings import load
+from trainwarden.records import ActionRecord, IncidentKind, IncidentRecord, VerdictRecord
+from trainwarden.settings import EngineSettings, load
 from trainwarden.topics import ACTIONS, INCIDENTS, VERDICTS
 
 MOST_EVIDENCE: Final = 4
@@ -53,18 +54,26 @@ def explain(
     settings = load(config)
     with bus_of_incident(incident, bus, config, job) as (connected, name):
         told, found = _explained(connected, name, settings.node)
-    remedies = ladder(told.kind, Rules.of(settings.engine))
+    remedies = _remedies(told.kind, settings.engine)
     for text in shown(found, remedies, everything=everything):
         voice.say(text)
     voice.answer({"answer": INCIDENT, **msgspec.to_builtins(found), "remedies": remedies})
     return 0
 
 
+def _remedies(kind: IncidentKind, engine: EngineSettings) -> Sequence[str]:
+    """Of the settings given; a table that only the engine's host has explains no less."""
+    try:
+        return ladder(kind, Rules.of(engine))
+    except ConfigError as error:
+        return [f"not known here: {error}"]
+
+
 def shown(found: Explanation, remedies: Sequence[str], *, everything: bool) -> Iterator[str]:
     """At most 12 lines, or all that is known."""
     excluded = [one for one in found.why_not_others if everything or " abstains: " not in one]
     yield found.what
-    yield f"  where: {found.where or 'nobody is singled out'}"
+    yield f"  where: {found.where or 'no single rank or node'}"
     sections = (
         ("evidence", found.evidence, MOST_EVIDENCE),
         ("why not others", excluded, MOST_EXCLUDED),

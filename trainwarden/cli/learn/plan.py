@@ -46,7 +46,7 @@ def plan(
 
 def _live(what: str, voice: Voice, config: Path | None) -> int:
     """What the coordinator has said last of each job; exit code 3 where it has said nothing for a minute."""
-    from trainwarden.actions.coordinator.said import FRESH_S, cluster
+    from trainwarden.actions.coordinator.cluster_status import FRESH_S, cluster
     from trainwarden.bus.address import connect
     from trainwarden.settings import load
     from trainwarden.topics import TASKS

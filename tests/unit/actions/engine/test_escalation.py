@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engine_doubles import Rig
-from trainwarden.launching import Capabilities, NodeState
+from trainwarden.launching import Capabilities, JobPhase, NodeState
 from trainwarden.records import ActionRecord, IncidentRecord, Suspect
 
 
@@ -142,10 +142,11 @@ def test_a_link_that_stays_down_costs_the_node_and_the_record_says_what_was_trie
     assert evicted.why.endswith("raised from sev3 to sev1 as i1/person/1 did not help")
 
 
-def test_once_the_job_is_down_nothing_repeats_what_failed() -> None:
+@pytest.mark.parametrize("phase", ["failed", "restarting"])  # torchrun starts its ranks again by itself
+def test_once_the_job_is_down_nothing_repeats_what_failed(phase: JobPhase) -> None:
     one = rig()
     a_port_is_down(one)
-    one.launcher.phase = "failed"
+    one.launcher.phase = phase
     one.tick(1.0)
     assert kinds(one) == ["evict"]
 

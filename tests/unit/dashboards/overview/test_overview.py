@@ -17,10 +17,10 @@ from trainwarden.dashboards.page.views import job_line
 from trainwarden.dashboards.web.reads import job_object
 from trainwarden.parallelism.claim import Claim, event_fields
 from trainwarden.protocols import Message
-from trainwarden.records import CommandRecord, EventRecord, IterationRecord
+from trainwarden.records import CommandRecord, EventRecord, IterationRecord, TaskRecord, TaskStatus
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
-from trainwarden.topics import ACTIONS, INCIDENTS, ITERATIONS, VERDICTS, topic_of
+from trainwarden.topics import ACTIONS, INCIDENTS, ITERATIONS, TASKS, VERDICTS, topic_of
 
 PATIENCE_S = 60.0  # of whoever waits for a thread
 
@@ -201,3 +201,30 @@ def test_a_layout_is_shown_and_its_repeats_push_no_event_out(web):
     assert [event.kind for event in job.events] == ["xid"]
     assert job_object(job, NOW_S)["layout"] == "tp 2 x pp 2 x dp 2; from Megatron arguments"
     assert job_line(job, NOW_S)["layout"] == job_object(job, NOW_S)["layout"]
+
+
+def of_the_coordinator(number: int, at_s: float) -> Message:
+    task = TaskRecord(id="a", job="a", at_s=at_s, maximum=2, status=TaskStatus())
+    return Message("trainwarden.tasks", 0, number, at_s, "a", task)
+
+
+def test_when_the_coordinator_was_heard_does_not_hang_on_its_clock():
+    overview = Overview(ManualClock(NOW_S))
+    overview.ready = True
+    overview.handle([of_the_coordinator(0, NOW_S - 90.0)])
+    assert overview.coordinator_s == NOW_S
+    overview.handle([of_the_coordinator(1, NOW_S + 3600.0)])
+    assert overview.coordinator_s == NOW_S
+
+
+@pytest.mark.parametrize(("before_s", "known"), [(1900.0, True), (FORGET_NODE_S + 1.0, False)])
+def test_a_coordinator_that_is_away_for_long_is_known_to_a_new_overview_for_a_day(tmp_path, before_s, known):
+    clock = ManualClock(NOW_S - before_s)
+    bus = EmbeddedBus(str(tmp_path / "bus.db"), clock=clock)
+    bus.publish(TASKS, "a", of_the_coordinator(0, clock.now_s()).record)
+    bus.flush()
+    clock.sleep(before_s)
+    overview = Overview(clock)
+    overview.start(bus, bus.consumer(overview.topics, overview.group))
+    assert (overview.coordinator_s == NOW_S - before_s, [*overview.tasks] == ["a"]) == (known, known)
+    bus.close()

@@ -61,6 +61,11 @@ def test_the_remedies_are_told_with_the_time_that_each_may_take(bus, capsys, tmp
     assert explain("i1", bus=bus, config=settings, json="-") == 0
     told = json.loads(capsys.readouterr().out)["remedies"]
     assert told == ["sev3 ignore (7 s to pass)", "sev3 validate (once 30 s are lost, 900 s at most)"]
+    own.unlink()  # it may be on the engine's host alone
+    assert explain("i1", bus=bus, config=settings, json="-") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["what"].endswith("rank 2 still stands")
+    assert said["remedies"][0].startswith("not known here: ")
 
 
 def test_no_such_incident(bus):
