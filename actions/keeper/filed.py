@@ -21,13 +21,20 @@ from trainwarden.checkpoints.newest import Checkpoint, newest
 _BESIDE: Final = ".trainwarden-unfinished"
 _ID: Final = re.compile(r"step-([0-9]{1,15})-attempt-([0-9]{1,15})")
 _DIRECT: Final = "direct"
+_PIECE_BYTES: Final = 1024 * 1024
 
 
 class Filed:
-    """The folder `path` of checkpoints."""
+    """The folder `path` of checkpoints.
+
+    Attributes
+    ----------
+    progress : int
+        Grows with each piece that is copied from or to the folder, and with each file that gets its name.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.progress = path, 0
 
     def newest(self) -> Checkpoint | None:
         """The newest whole one."""
@@ -69,7 +76,12 @@ class Filed:
         part = beside / f".node-{header.facts.rank}"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o700, parents=True)
-        unpack(read, part, lambda _: True, sync=True)
+
+        def counted(buffer: memoryview) -> int:
+            self.progress += (got := read(buffer))
+            return got
+
+        unpack(counted, part, lambda _: True, sync=True)
         part.replace(done)
         return True
 
@@ -87,6 +99,7 @@ class Filed:
             place = self.path / name
             place.parent.mkdir(parents=True, exist_ok=True)
             (names[name] / name).replace(place)
+            self.progress += 1
         _sync(self.path / entry.name)
         _sync(self.path)
         for older in self.begun():  # of which some node's files never came
@@ -99,12 +112,12 @@ class Filed:
         part = self.path / _BESIDE / _DIRECT
         shutil.rmtree(part, ignore_errors=True)
         for name in names_of(folder, entry):
-            (part / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            shutil.copyfile(folder / name, part / name)
+            self._copy(folder / name, part / name)
             _sync(part / name)
         for name in names_of(part, entry):
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             (part / name).replace(self.path / name)
+            self.progress += 1
         _sync(self.path)
 
     def copied(self, into: Path) -> Path:
@@ -120,9 +133,15 @@ class Filed:
             raise CheckpointError("the store holds no checkpoint any more")
         shutil.rmtree(into, ignore_errors=True)
         for name in names_of(self.path, Entry(kept.path.name, kept.mark)):
-            (into / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            shutil.copyfile(self.path / name, into / name)
+            self._copy(self.path / name, into / name)
         return into
+
+    def _copy(self, file: Path, to: Path) -> None:
+        to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file.open("rb") as source, to.open("wb") as target:
+            while piece := source.read(_PIECE_BYTES):
+                target.write(piece)
+                self.progress += len(piece)
 
 
 def _sync(path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,11 +95,15 @@ class Filing:
         CheckpointError
             If the store hangs.
         """
-        return unless_still(self._kept)
+        return unless_still(self._kept, self._progress)
 
     def _kept(self) -> Checkpoint | None:
         with self.lock:
             return self.store.newest()
+
+    def _progress(self) -> object:
+        """Changes while whoever holds `lock` gets on. It asks the store nothing, as the store may hang."""
+        return self.store.progress, self.known
 
     def copied(self, step: int, folder: Path, filling: str) -> tuple[Path, Entry] | None:
         """Copy the store's newest checkpoint beside `folder`'s files, if it is of `step`.
@@ -108,22 +111,31 @@ class Filing:
         Raises
         ------
         CheckpointError
-            If the store hangs. What it gives after all then lies under a name that nobody uses any more.
+            If the store hangs. What it gives after all is removed.
         """
         for left in folder.glob(f"{filling}*"):
             shutil.rmtree(left, ignore_errors=True)
         self._copies += 1
-        into = folder / f"{filling}-{self._copies}"
+        into, given_up = folder / f"{filling}-{self._copies}", threading.Event()
 
         def copy() -> Entry | None:
-            with self.lock:
-                kept = self.store.newest()
-                if kept is None or kept.step != step:
-                    return None
-                self.store.copied(into)
-                return Entry(kept.path.name, kept.mark)
+            try:
+                with self.lock:
+                    kept = self.store.newest()
+                    if kept is None or kept.step != step or given_up.is_set():
+                        return None
+                    self.store.copied(into)
+                    return Entry(kept.path.name, kept.mark)
+            finally:
+                if given_up.is_set():
+                    shutil.rmtree(into, ignore_errors=True)
 
-        entry = unless_still(copy, lambda: _bytes_below(into))
+        try:
+            entry = unless_still(copy, self._progress)
+        except Exception:
+            given_up.set()
+            shutil.rmtree(into, ignore_errors=True)  # `copy` may have ended just before it could see that
+            raise
         return None if entry is None else (into, entry)
 
     def _look(self) -> None:
@@ -151,17 +163,9 @@ class Filing:
 
     def _put(self, slot: Slot, header: Header) -> bool:
         with self._keeper.slots.reading(slot) as descriptor:
-            sending = self._sending = Sending(descriptor, self._clock)
+            sending = self._sending = Sending(slot, descriptor, self._clock)
             try:
                 return self.store.put(sending.read, header)
             finally:
                 with self._guard:
                     self._sending = None
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for one in folder.rglob("*"):
-        with suppress(OSError):  # it is being copied, or goes
-            total += one.lstat().st_size
-    return total

@@ -7,17 +7,16 @@ it does follows from which copies exist: a shard that the neighbour lacks is sen
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from trainwarden.actions.keeper.copies import Choice, Copies, Copy, Tier, copy_of
-from trainwarden.actions.keeper.silence import PEERS_S, Sending, StoreStill, unless_still, wait_s
+from trainwarden.actions.keeper.silence import PEERS_S, LetGo, Sending, StoreStill, is_long, unless_still, wait_s
 from trainwarden.actions.keeper.store import Store
-from trainwarden.actions.keeper.transfer import ReadInto, reading, receive
+from trainwarden.actions.keeper.transfer import ReadInto, place_for, reading, receive
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id, Unsealed, read_header, verify
 from trainwarden.checkpoint.slots import SLOTS, Busy, Slot, Slots
 from trainwarden.clock import Clock
@@ -144,7 +143,7 @@ class Keeper:
             self.slots.set_newest_complete(newest)
             self._retire(newest)
         self._safe = newest
-        self._give_way(at_once=False)
+        self._give_way()
         self._replicate(copies, newest)
         return copies
 
@@ -162,13 +161,23 @@ class Keeper:
 
     @property
     def _old_s(self) -> float:
-        """How long to wait for another look at the store, if there is one."""
-        return 0.0 if self._store is None else wait_s(self._looked_at_s, self._clock.monotonic_s())
+        """How long to wait for another look at the store, if there is one; none while it takes a shard."""
+        sending = self._sending
+        if self._store is None or (sending is not None and not sending.is_still):
+            return 0.0
+        return wait_s(self._looked_at_s, self._clock.monotonic_s())
 
-    def _give_way(self, *, at_once: bool) -> None:
-        """Free the slot that the store is sent; where not `at_once`, only if it has taken nothing for long."""
+    @property
+    def store_works(self) -> bool:
+        """Whether the store has answered, or taken a byte, within `STILL_S`."""
+        if (sending := self._sending) is not None:
+            return not sending.is_still
+        return self._looked_at_s is not None and not is_long(self._clock.monotonic_s() - self._looked_at_s)
+
+    def _give_way(self, needed: Slot | None = None) -> None:
+        """Free the slot that the store is sent, if it is the `needed` one or the store has taken nothing for long."""
         with self._guard:
-            if self._sending is not None and (at_once or self._sending.is_still):
+            if self._sending is not None and (self._sending.slot == needed or self._sending.is_still):
                 self._sending.let_go()
 
     @property
@@ -295,9 +304,13 @@ class Keeper:
             if (copy.node, copy.tier) == (self.node, "memory"):
                 slot = next(slot for slot, header in self.own() if header.digest == copy.digest)
                 return (slot, "") if (why := self._corrupt(slot)) is None else (None, why)
-            self._give_way(at_once=True)  # the store is sent it once more
+
+            def check(header: Header) -> None:
+                _same(header, copy)
+                self._give_way(place_for(self.slots, "own", header))  # the store is sent that shard once more
+
             with self.opened(copy) as read:
-                slot, _ = receive(read, self.slots, "own", lambda header: _same(header, copy))
+                slot, _ = receive(read, self.slots, "own", check)
             log.info("shard fetched", extra={"fields": {"rank": copy.rank, "step": copy.step, "from": copy.tier}})
             return slot, ""
         except (CheckpointError, OSError, StopIteration) as error:
@@ -323,11 +336,8 @@ class Keeper:
         if store is None or self._looked_at_s is None:
             raise CheckpointError("the store does not answer")
         try:
-            descriptor = unless_still(lambda: store.open(copy))
-            try:
-                yield lambda buffer: unless_still(lambda: os.readv(descriptor, [buffer]))
-            finally:
-                os.close(descriptor)
+            with closing(unless_still(lambda: store.open(copy))) as shard:
+                yield lambda buffer: unless_still(lambda: shard.read(buffer))
         except StoreStill as error:
             self._stored, self._looked_at_s = [], None
             self._say_away("store", str(error))
@@ -388,7 +398,7 @@ class Keeper:
             if header.facts.id == wanted and not store.has(header):
                 try:
                     self._put(store, slot, header)
-                except Busy:
+                except (Busy, LetGo):  # the next round has the newer one, or this one again
                     return
                 except CheckpointError:
                     self._corrupt(slot)
@@ -401,9 +411,10 @@ class Keeper:
         with ExitStack() as stack:
             with self._lock:
                 descriptor = stack.enter_context(self.slots.reading(slot))
-                sending = self._sending = Sending(descriptor, self._clock)
+                sending = self._sending = Sending(slot, descriptor, self._clock)
             try:
                 store.put(descriptor, header, sending.check)
+                self._look(store)  # the look before is as old as the shard is long
             finally:
                 with self._guard:
                     self._sending = None

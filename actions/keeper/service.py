@@ -104,7 +104,8 @@ class KeeperService:
                 listener.serve_nodes(self._address, self._tls)
         except OSError as error:
             raise ConfigError(f"--ring: {self._address} cannot be listened on ({error.strerror or error})") from error
-        threading.Thread(target=self._file, name="keeper-store", daemon=True).start()
+        filing = threading.Thread(target=self._file, name="keeper-store", daemon=True)
+        filing.start()
         try:
             while not stop():
                 began = self._clock.monotonic_s()
@@ -115,6 +116,8 @@ class KeeperService:
             self._closes.set()
             if self.folder is not None and self._has_ring:
                 self.folder.close(self.round)
+            while self.folder is None and filing.is_alive() and self.keeper.store_works:
+                filing.join(_LOOK_S)  # a checkpoint without its manifest would be lost
             listener.close()
             self._lock.__exit__(None, None, None)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from trainwarden.checkpoint.shard import CheckpointError
+from trainwarden.checkpoint.slots import Slot
 from trainwarden.clock import Clock
 
 PEERS_S: Final = 60.0  # a keeper is up after a few seconds, on a busy node after some tens
@@ -23,6 +24,10 @@ T = TypeVar("T")
 
 class StoreStill(CheckpointError):
     """The store hangs."""
+
+
+class LetGo(CheckpointError):
+    """Others need the slot that was read for the store."""
 
 
 def wait_s(looked_at_s: float | None, now_s: float) -> float:
@@ -38,13 +43,18 @@ def wait_s(looked_at_s: float | None, now_s: float) -> float:
     return 0.0 if now_s - looked_at_s <= _FRESH_S else _OLD_S
 
 
+def is_long(still_s: float) -> bool:
+    """Whether a store from which nothing came for so long counts as hanging."""
+    return still_s >= STILL_S
+
+
 def unless_still(work: Callable[[], T], progress: Callable[[], object] = lambda: None) -> T:
     """What `work` returns, which asks a store; its thread is left behind where that hangs.
 
     Raises
     ------
     StoreStill
-        If `progress` has said the same for a minute.
+        If `progress` did not change for `STILL_S`.
     """
     ends: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
 
@@ -74,7 +84,8 @@ def unless_still(work: Callable[[], T], progress: Callable[[], object] = lambda:
 class Sending:
     """A slot that is read for the store, until it is let go of."""
 
-    def __init__(self, descriptor: int, clock: Clock) -> None:
+    def __init__(self, slot: Slot, descriptor: int, clock: Clock) -> None:
+        self.slot = slot
         self._descriptor, self._clock, self._is_gone = descriptor, clock, False
         self._read_at_s = clock.monotonic_s()
 
@@ -83,7 +94,7 @@ class Sending:
 
         Raises
         ------
-        CheckpointError
+        LetGo
             If it was let go of.
         """
         count = os.readv(self._descriptor, [buffer])
@@ -95,17 +106,17 @@ class Sending:
 
         Raises
         ------
-        CheckpointError
+        LetGo
             If it was let go of.
         """
         self._read_at_s = self._clock.monotonic_s()
         if self._is_gone:
-            raise CheckpointError("it took no byte for so long that a newer checkpoint has got the slot")
+            raise LetGo("it took no byte for so long that a newer checkpoint has got the slot")
 
     @property
     def is_still(self) -> bool:
         """Whether nothing was read for long."""
-        return self._clock.monotonic_s() - self._read_at_s >= STILL_S
+        return is_long(self._clock.monotonic_s() - self._read_at_s)
 
     def let_go(self) -> None:
         """Free the slot for others."""

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from trainwarden.actions.keeper.copies import Copy, copy_of
-from trainwarden.actions.keeper.transfer import send
+from trainwarden.actions.keeper.transfer import reading, send
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id, read_header
 
 _NAME: Final = re.compile(r"step-([0-9]{1,15})-attempt-([0-9]{1,15})")
@@ -28,6 +29,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     shards: list[Copy]
+
+
+class Opened:
+    """A shard that is open for reading. The end of the last reference closes it, as whoever opens it may give up."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.read = reading(descriptor)
+        self.close = weakref.finalize(self, os.close, descriptor)
+        self.close.atexit = False
 
 
 class Store:
@@ -90,8 +100,8 @@ class Store:
         """Checkpoints without a manifest, newest first: other nodes still write to them, or never will."""
         return [id_ for id_ in self._ids() if id_ not in self._durable and not self._manifest(id_).exists()]
 
-    def open(self, copy: Copy) -> int:
-        """A descriptor of the shard that a manifest names.
+    def open(self, copy: Copy) -> Opened:
+        """The shard that a manifest names.
 
         Raises
         ------
@@ -100,7 +110,7 @@ class Store:
         """
         if self._digest(copy.id, copy.rank) != copy.digest:
             raise CheckpointError("the store's file is not the one of the manifest")
-        return os.open(self.path / str(copy.id) / _shard(copy.rank), os.O_RDONLY | os.O_CLOEXEC)
+        return Opened(os.open(self.path / str(copy.id) / _shard(copy.rank), os.O_RDONLY | os.O_CLOEXEC))
 
     def prune(self, keep: int) -> None:
         """Leave the newest `keep` durable checkpoints and what is newer than the newest of them."""

@@ -37,15 +37,20 @@ def receive(read: ReadInto, slots: Slots, kind: Kind, check: Callable[[Header], 
     """
     prefix, header = read_prefix(read)
     check(header)
-    facts = header.facts
-    held = {slot: one.facts.id for slot, one in slots.sealed().items() if (slot.kind, slot.rank) == (kind, facts.rank)}
-    slot = next((slot for slot, id_ in held.items() if id_ == facts.id), None) or slots.next_of(kind, facts.rank)
+    slot = place_for(slots, kind, header)
     with slots.writing(slot) as descriptor:
         slots.allocate(descriptor, header.size)
         for at, data in chunks(read, header):
             _write(descriptor, data, at)
         seal(descriptor, prefix)
     return slot, header
+
+
+def place_for(slots: Slots, kind: Kind, header: Header) -> Slot:
+    """The slot of `kind` that a shard goes to: the one that holds its id, else the next to be written."""
+    facts = header.facts
+    held = {slot: one.facts.id for slot, one in slots.sealed().items() if (slot.kind, slot.rank) == (kind, facts.rank)}
+    return next((slot for slot, id_ in held.items() if id_ == facts.id), None) or slots.next_of(kind, facts.rank)
 
 
 def read_prefix(read: ReadInto) -> tuple[bytes, Header]:

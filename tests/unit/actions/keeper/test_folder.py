@@ -6,16 +6,19 @@ import io
 import json
 import os
 import threading
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.keeper_doubles import Nodes, write_shard
-from trainwarden.actions.keeper import parts
+from trainwarden.actions.keeper import parts, silence, transfer
 from trainwarden.actions.keeper.filed import Filed
 from trainwarden.actions.keeper.parts import Entry, pack, unpack
 from trainwarden.actions.keeper.transfer import reading
+from trainwarden.checkpoint import shard
 from trainwarden.checkpoint.shard import CheckpointError, Facts, Id
 from trainwarden.checkpoint.slots import Slots
 from trainwarden.checkpoints.newest import newest
@@ -60,6 +63,12 @@ def hugging_face(step: int, node: int) -> dict[str, bytes]:
 def dcp(step: int, node: int) -> dict[str, bytes]:
     mark = {f"step-{step}/.metadata": b"m"} if node == 0 else {}
     return {f"step-{step}/__{node}_0.distcp": part(step, node), **mark}
+
+
+def sharded(step: int, node: int) -> dict[str, bytes]:
+    """Many files."""
+    data = {f"step-{step}/__{rank}_0.distcp": bytes([step % 251]) * 2000 for rank in range(12)}
+    return {**data, f"step-{step}/.metadata": b"m"}
 
 
 def deepspeed(step: int, node: int) -> dict[str, bytes]:
@@ -280,6 +289,64 @@ def test_a_store_that_hangs_holds_up_neither_copies_nor_restarts(tmp_path, monke
     assert not list(job.store.rglob("node-*"))  # what was given up has not got its name
     job.nodes.tick(5)
     job.holds(job.store, 30)
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["a part", "files for which memory has no slot"])
+def test_a_restart_waits_for_a_store_that_is_being_written(tmp_path, monkeypatch, direct):
+    for module in (shard, transfer, parts):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 1024)
+    job = Job(tmp_path, sharded, count=1)
+    job.start()
+    job.save(10)
+    folder, store, syncs, sync = job.nodes.folders["a"], job.nodes.folders["a"]._filing, threading.Event(), os.fsync
+
+    def slow(descriptor: int) -> None:
+        syncs.set()
+        time.sleep(0.2)
+        sync(descriptor)
+
+    job.write(20)
+    if direct:
+        store.unfit = Id(0, 20), Entry("step-20", "step-20/.metadata")
+    else:
+        job.nodes.tick(store=False)
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(silence, "STILL_S", 1.0)
+    writes = threading.Thread(target=folder.file, daemon=True)
+    writes.start()
+    assert syncs.wait(20)
+    with ThreadPoolExecutor(2) as pool:
+        kept, copied = pool.submit(store.kept), pool.submit(store.copied, 10, folder.path, ".filling")
+    writes.join(20)
+    assert kept.result().step == 20
+    assert copied.result() is None  # it is not the newest any more
+    job.holds(job.store, 20)
+
+
+def test_a_copy_that_was_given_up_is_removed_once_it_ends(tmp_path, monkeypatch):
+    job = Job(tmp_path, dcp, count=1)
+    job.start()
+    job.save(10)
+    folder, goes_on, ended, copied = job.nodes.folders["a"], threading.Event(), threading.Event(), Filed.copied
+
+    def hanging(self, into: Path) -> Path:
+        into.mkdir()
+        goes_on.wait(20)
+        try:
+            return copied(self, into)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Filed, "copied", hanging)
+    monkeypatch.setattr(silence, "STILL_S", 0.5)
+    with pytest.raises(CheckpointError, match="the store has not answered"):
+        folder._filing.copied(10, folder.path, ".filling")
+    goes_on.set()
+    assert ended.wait(20)
+    deadline_s = time.monotonic() + 20.0
+    while left := list(folder.path.glob(".filling*")):
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.05)
 
 
 def test_nothing_is_begun_anew_while_the_store_has_never_answered(tmp_path):

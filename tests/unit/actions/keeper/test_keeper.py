@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
 
 import pytest
 
 from tests.doubles import ManualClock
-from tests.keeper_doubles import Nodes, content
+from tests.keeper_doubles import TOPOLOGY, Nodes, content
 from trainwarden.actions.keeper import keeper as keeper_module
 from trainwarden.actions.keeper import transfer
 from trainwarden.actions.keeper.copies import Copies, Copy
 from trainwarden.actions.keeper.service import listing
+from trainwarden.actions.keeper.store import Store
 from trainwarden.checkpoint import shard
-from trainwarden.checkpoint.shard import CheckpointError, Id
+from trainwarden.checkpoint.shard import CheckpointError, Header, Id
 from trainwarden.checkpoint.slots import Slot
 
 FIRST, SECOND = Id(0, 10), Id(0, 20)
@@ -220,6 +224,73 @@ def test_a_store_that_cannot_be_written_is_said_and_counted(tmp_path):
     nodes.tick()
     assert newest(nodes, "store") == FIRST
     assert nodes.keepers["a"].away == {}
+
+
+@contextmanager
+def flushing(nodes: Nodes, monkeypatch) -> Iterator[Event]:
+    """The store takes a shard of the first node until the event is set."""
+    begun, goes_on, put = Event(), Event(), Store.put
+
+    def slow(self, descriptor: int, header: Header, check) -> None:
+        begun.set()
+        goes_on.wait(20)
+        put(self, descriptor, header, check)
+
+    monkeypatch.setattr(Store, "put", slow)
+    thread = Thread(target=nodes.keepers["a"].file, daemon=True)
+    thread.start()
+    assert begun.wait(20)
+    try:
+        yield goes_on
+    finally:
+        goes_on.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_a_store_that_takes_a_long_shard_is_not_away(tmp_path, monkeypatch):
+    nodes = Nodes(tmp_path, 1)
+    keeper, at_seal, seal = nodes.keepers["a"], [], Store.seal
+
+    def sealing(self, id_: Id, world: int) -> bool:
+        keeper.tick()
+        at_seal.append(dict(keeper.away))
+        return seal(self, id_, world)
+
+    monkeypatch.setattr(Store, "seal", sealing)
+    nodes.save_all(FIRST, SIZE)
+    nodes.tick(store=False)
+    with flushing(nodes, monkeypatch):
+        nodes.clock.sleep(30.0)
+        keeper.tick()
+        assert keeper.away == {}
+        assert keeper.stage(0, 1, TOPOLOGY.format(1), None).words == "step 10 is restored from memory"
+    nodes.clock.sleep(4.0)
+    keeper.tick()
+    assert (keeper.away, at_seal) == ({}, [{}])
+    nodes.save_all(SECOND, SIZE)
+    nodes.tick(store=False)
+    with flushing(nodes, monkeypatch):
+        nodes.clock.sleep(61.0)
+        keeper.tick()
+        assert keeper.away.keys() == {"store"}
+
+
+@pytest.mark.parametrize(("fetched", "tier", "flushed"), [(FIRST, "store", 2), (SECOND, "neighbour", 1)])
+def test_a_fetch_ends_a_flush_only_if_it_needs_that_slot(tmp_path, monkeypatch, fetched, tier, flushed):
+    nodes = Nodes(tmp_path, 2)
+    keeper = nodes.keepers["a"]
+    for id_ in (FIRST, SECOND):
+        nodes.save_all(id_, SIZE)
+        nodes.tick(store=id_ == FIRST)
+    verified = []
+    with flushing(nodes, monkeypatch):
+        copies = keeper.survey().by_id[fetched]
+        keeper.bring(next(copy for copy in copies if (copy.rank, copy.tier) == (0, tier)))
+        monkeypatch.setattr(keeper, "_corrupt", verified.append)
+    assert (keeper.totals.flushed, keeper.away, verified) == (flushed, {}, [])
+    nodes.tick()
+    assert newest(nodes, "store") == SECOND
 
 
 def test_a_manifest_comes_last(tmp_path):

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -136,6 +137,13 @@ def hanging(monkeypatch, of: type, name: str):
         goes_on.set()
 
 
+def target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:  # of the listing itself
+        return ""
+
+
 def saved(made: KeeperService, step: int) -> None:
     id_ = Id(0, step)
     write_shard(made.keeper.slots, Facts("j", id_, 0, 1, "world 1", float(step)), content(id_, 0, 500))
@@ -162,6 +170,32 @@ def test_a_store_of_shards_that_hangs_holds_up_no_round_no_restore_and_no_save(t
     assert not thread.is_alive()
 
 
+def test_a_stop_waits_for_a_checkpoint_that_the_store_takes(tmp_path, monkeypatch):
+    begun, put, seal = threading.Event(), Store.put, Store.seal
+
+    def slow_put(self, descriptor, header, check):
+        begun.set()
+        for _ in range(10):
+            check()
+            time.sleep(0.05)
+        put(self, descriptor, header, check)
+
+    def slow_seal(self, id_, world):
+        time.sleep(0.5)
+        return seal(self, id_, world)
+
+    monkeypatch.setattr(Store, "put", slow_put)
+    monkeypatch.setattr(Store, "seal", slow_seal)
+    made, over = service(tmp_path, clock=BootClock(), flush_every_s=0.0), threading.Event()
+    saved(made, 10)
+    thread = threading.Thread(target=made.run, args=(over.is_set,), daemon=True)
+    thread.start()
+    assert begun.wait(20)
+    over.set()
+    thread.join(20)
+    assert [copy.step for copy in Store(tmp_path / "store", "j").copies()] == [10]
+
+
 def test_a_restore_from_a_store_that_hangs_ends_and_says_so(tmp_path, monkeypatch):
     made = service(tmp_path, flush_every_s=0.0)
     saved(made, 10)
@@ -176,6 +210,8 @@ def test_a_restore_from_a_store_that_hangs_ends_and_says_so(tmp_path, monkeypatc
         assert staged.id is None
         assert "the store has not answered" in staged.words
         within(made.round)
+    until(lambda: not any(one.name == "keeper-asks-store" for one in threading.enumerate()))
+    assert not [one for one in map(target, Path("/proc/self/fd").iterdir()) if "/store/" in one]
 
 
 def test_ranks_are_told_when_the_store_that_they_need_hangs(tmp_path, monkeypatch):
