@@ -155,6 +155,7 @@ def _apply(operation: Operation, table: JobTable, now_s: float) -> int:
         assert table.checks is not None  # else it was refused
         table.checks.begin(operation)
     elif operation.kind == "checkpoint":
+        table.change(kept=tuple(map(_overtaken, memory.kept)))
         newest = table.newest()
         return 0 if newest is None else newest.step + 1
     elif operation.kind == "rebalance":
@@ -167,6 +168,14 @@ def _apply(operation: Operation, table: JobTable, now_s: float) -> int:
         return table.memory.target
     table.change(**fields)
     return table.memory.target if operation.kind == "resume" else 0
+
+
+def _overtaken(kept: Kept) -> Kept:
+    """`kept` as it is once another checkpoint is asked for: agents are told one operation at a time."""
+    if kept.kind != "checkpoint" or kept.report.ended:
+        return kept
+    text = "another checkpoint was asked for before one was complete"
+    return msgspec.structs.replace(kept, report=Report(operation=kept.report.operation, state="failed", text=text))
 
 
 def _seated(operation: Operation, table: JobTable) -> bool:
@@ -218,7 +227,7 @@ def _misfit_of_save(table: JobTable) -> str | None:
     if memory.paused or memory.target > memory.round or len(seated) < len(memory.roster):
         return "not all of the job's nodes train"
     if not any(one.beat.looks for one in seated):
-        return "nobody has named the folder of the job's checkpoints, so none would be seen"
+        return "no checkpoint folder is configured, so none would be seen"
     deaf = next((one.node for one in seated if not one.beat.saves), None)
     if deaf is not None:
         return f"ranks on {deaf} catch no signal to save by; TRAINWARDEN_CHECKPOINT_SIGNAL names the script's"

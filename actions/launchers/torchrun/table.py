@@ -143,8 +143,8 @@ class JobTable:
 
     @property
     def _asked_to_save(self) -> str | None:
-        asked = (one.report for one in self.memory.kept if one.kind == "checkpoint" and not one.report.ended)
-        return next((one.operation for one in asked), None)
+        asked = [one.report for one in self.memory.kept if one.kind == "checkpoint" and not one.report.ended]
+        return asked[-1].operation if asked else None
 
     def _begin(self, place: int) -> Begin:
         memory = self.memory

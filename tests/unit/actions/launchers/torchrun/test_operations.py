@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.unit.actions.launchers.torchrun.agents import World
-from trainwarden.actions.launchers.torchrun.messages import AskState, Poll, Submit
+from trainwarden.actions.launchers.torchrun.messages import KEPT_OPERATIONS, AskState, Poll, Submit
 from trainwarden.actions.launchers.torchrun.operations import STOPPED_CODE, answer
 from trainwarden.actions.launchers.torchrun.table import UNTOLD_S, JobTable
 from trainwarden.launching import Operation, Targets
@@ -167,8 +167,26 @@ def test_a_checkpoint_is_done_once_a_newer_one_is_complete(world):
     assert (world.table.word(world.agents["a"].life).save, world.table.memory.round) == (None, 1)
 
 
+def test_the_newest_checkpoint_that_was_asked_for_is_told_and_ends_those_before(world):
+    for node in "ab":
+        world.agents[node].beat = msgspec.structs.replace(world.agents[node].beat, saves=True)
+        world.agents[node].sees(40)
+    world.pass_s(0.5)
+    asked = []
+    for _ in range(KEPT_OPERATIONS):
+        asked.append(world.ask("checkpoint"))
+        world.pass_s(0.2)
+        assert world.table.word(world.agents["a"].life).save == asked[-1].operation
+    assert {one.state for one in asked} == {"accepted"}
+    assert world.report(asked[-1].operation).state == "accepted"
+    before = world.report(asked[-2].operation)
+    assert (before.state, before.text) == ("failed", "another checkpoint was asked for before one was complete")
+    assert world.state().under_way == (asked[-1].operation,)
+    assert world.ask("restart").state == "accepted"
+
+
 def test_a_checkpoint_that_nobody_could_make_or_see_is_refused_and_one_overtaken_has_failed(world):
-    assert "nobody has named the folder" in world.ask("checkpoint").text
+    assert "no checkpoint folder is configured" in world.ask("checkpoint").text
     for node in "ab":
         world.agents[node].sees(40)
     world.pass_s(0.5)
