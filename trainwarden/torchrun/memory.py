@@ -184,7 +184,7 @@ class MemoryFolder:
                 raise Overtaken
             waited_s = time.monotonic() - since_s
             if waited_s > _STILL_S:
-                raise NotFilled(f"the store {self._store} has not said within {_STILL_S:.0f} s what it has")
+                raise NotFilled(f"the store {self._store} did not answer within {_STILL_S:.0f} s")
             if waited_s > _SAY_S and not said:
                 said = True
                 log.warning("trainwarden: waiting for the store %s to say what it has", self._store)

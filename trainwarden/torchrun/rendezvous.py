@@ -231,7 +231,7 @@ def _forks() -> bool:
 def _import_for_ranks() -> None:
     """Import once what the first optimizer of each rank imports: a second of a core, at each start.
 
-    No rank looks through it for garbage: each would copy all its pages for the collector's marks, a third of a start.
+    No rank looks through it for garbage: each would copy all its pages for the collector's marks.
     """
     try:
         import torch._dynamo  # noqa: F401

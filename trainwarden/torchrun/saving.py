@@ -1,7 +1,7 @@
 """Has ranks save a checkpoint now, by the signal that their script does so at. No torch here.
 
-A signal that a rank does not catch would end it, and one that it blocks would be lost on it: none is sent unless the
-kernel says that all ranks here catch it and block it not.
+A signal that a rank does not handle would end it, and one that its main thread blocks may stay pending for ever. None
+is sent unless the kernel says that all ranks here handle it and no main thread blocks it (proc(5), SigCgt and SigBlk).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Saving:
     Parameters
     ----------
     name : str
-        The signal, as `kill` has it; empty if nobody has said one.
+        The signal, as `kill` has it; empty if not configured.
     running : callable
         The pids of this node's ranks.
     """

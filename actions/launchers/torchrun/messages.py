@@ -192,7 +192,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat", tag_field="do"
     """How long its ranks took to their first steps, where that was seen last."""
     keeper: KeeperAt | None = None
     saves: bool = False
-    """Whether all its ranks catch the signal by which a person has said that they save a checkpoint."""
+    """Whether all its ranks handle TRAINWARDEN_CHECKPOINT_SIGNAL."""
     restored: Number | None = None
     """The step that its ranks went on from by the nodes' memory, which may be older than what was newest."""
 

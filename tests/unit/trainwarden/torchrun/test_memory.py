@@ -81,7 +81,7 @@ def test_a_store_that_does_not_say_what_it_has_is_given_up_and_named(
     monkeypatch.setattr(memory, "_STILL_S", 0.6)
     monkeypatch.setattr(memory, "_SAY_S", 0.2)
     monkeypatch.setattr(memory.Search, "wait", lambda self, seconds: time.sleep(seconds))
-    with caplog.at_level(logging.WARNING), pytest.raises(memory.NotFilled, match="has not said within 1 s"):
+    with caplog.at_level(logging.WARNING), pytest.raises(memory.NotFilled, match="did not answer within 1 s"):
         folder(tmp_path)._kept(lambda: False)
     assert "waiting for the store" in caplog.text
 
