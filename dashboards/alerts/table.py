@@ -247,7 +247,7 @@ OF_SERVICES: Final = (
     Alert(
         "TrainwardenCoordinatorAway",
         "time() - max(trainwarden_coordinator_seen_timestamp_seconds) > 60",
-        "the coordinator says nothing, so nodes stay with the jobs that have them",
+        "the coordinator reports nothing, so nodes stay with the jobs that have them",
         "trainwarden plan cluster --live",
         for_s=60,
         severity="sev3",

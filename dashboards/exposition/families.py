@@ -83,7 +83,7 @@ COORDINATOR_SEEN: Final = Family(
     "trainwarden_coordinator_seen_timestamp_seconds",
     "gauge",
     (),
-    "When the coordinator has said something last of jobs that share nodes, Unix time.",
+    "When the coordinator last reported jobs that share nodes, Unix time.",
 )
 HEARTBEAT: Final = Family(
     "trainwarden_heartbeat_timestamp_seconds", "gauge", ("service",), "End of the newest round of work, Unix time."

@@ -195,7 +195,7 @@ TOLD_OUTCOMES: Final = frozenset({"done", "failed"})
 def _couriers(
     targets: Sequence[Target], client: httpx.Client | None, clock: Clock, metrics: SelfMetrics
 ) -> list[Courier]:
-    import httpx  # a third of a page's start: not where nobody wants notices
+    import httpx  # a page that sends no notices starts without it
 
     client = client or httpx.Client(follow_redirects=False)
     return [Courier(target, client, clock, metrics) for target in targets]

@@ -46,9 +46,9 @@ class Overview:
     nodes : NodeStates
         In which state each node is, by the bus alone.
     tasks : dict of str to TaskRecord
-        What the coordinator has said last of each job that it shares nodes out to, those that are over left out.
+        The last report of the coordinator on each job that it gives nodes to, without those that are over.
     coordinator_s : float or None
-        When it has said something last; None while nothing is known of one.
+        When it last reported; None while no coordinator is known.
     news : int
         Grows with each verdict, incident, action, event or command.
     """

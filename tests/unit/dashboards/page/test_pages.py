@@ -279,4 +279,4 @@ def test_nodes_of_jobs_are_shown_with_what_they_are_worth_now_as_planned_and_if_
 def test_a_coordinator_that_is_away_is_said_to_be() -> None:
     site = Site(overview := Overview(ManualClock(NOW_S)))
     overview.handle([of_the_coordinator(0, NOW_S - 61.0, "a")])
-    assert "The coordinator has said nothing for a minute." in site.get("/").text
+    assert "The coordinator has reported nothing for a minute." in site.get("/").text
