@@ -37,8 +37,7 @@ def test_the_survivors_finish_the_step_of_a_rank_that_dies(
     assert ended.codes == {one: [-9] if one == rank else [0] for one in range(RANKS)}
     assert len(ended.weights) == RANKS - 1
     assert ended.is_as(whole)
-    if where != "commit":
-        assert ended.again() == [[5, index] for index in OWN[rank]]
+    assert ended.again() == ([] if where == "commit" else [[5, index] for index in OWN[rank]])
 
 
 @pytest.mark.parametrize(

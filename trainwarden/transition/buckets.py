@@ -1,13 +1,17 @@
 """Gradients of one step, reduced in buckets; what a bucket's members hold of it survives the loss of one of them.
 
-A bucket is reduced in a copy. The local sums stay in ``grad``, so that they can be reduced again.
+A bucket is reduced in a copy. The local sums stay in ``grad``, so that they can be reduced again. Behind the gradients
+a bucket has a number for each parameter: how many ranks had a gradient of it.
 """
 
 from __future__ import annotations
 
+import atexit
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -16,6 +20,7 @@ from torch import Tensor
 BUCKET_BYTES: Final = 25 * 2**20  # as DistributedDataParallel's
 _NAP_S: Final = 0.0002
 _LOOK_S: Final = 0.2
+_END_S: Final = 10.0
 
 
 class Broken(Exception):
@@ -31,21 +36,31 @@ class Group:
         A ProcessGroupGloo or ProcessGroupNCCL of its own, which torch's table of groups does not know.
     is_over : callable
         Whether a member is known to be gone, or to have left for the next epoch; asked while a call is waited for.
+    timeout_s : float
+        Longest wait for a call.
     """
 
-    def __init__(self, process_group: Any, is_over: Callable[[], bool]) -> None:
-        self.process_group, self._is_over = process_group, is_over
+    def __init__(self, process_group: Any, is_over: Callable[[], bool], timeout_s: float) -> None:
+        self._process_group, self._is_over, self._timeout = process_group, is_over, timedelta(seconds=timeout_s)
         self._broken = False
 
     def start(self, work: Callable[[], Any]) -> Any:
-        """Begin a call; the work, or None where the group is broken."""
+        """Begin a call; the work, or None where the group is broken.
+
+        Raises
+        ------
+        RuntimeError
+            If the call fails though the group is whole: it would fail in the next group as well.
+        """
         if self._broken:
             return None
         try:
             return work()
         except RuntimeError:
             self._broken = True
-            return None
+            if self._is_over():
+                return None
+            raise
 
     def finish(self, work: Any) -> None:
         """Wait for a call.
@@ -60,6 +75,8 @@ class Group:
         looked_s = time.monotonic()
         try:
             while not work.is_completed():
+                if self._broken:  # a call before this one, so that waiting here ends no earlier than there
+                    raise Broken
                 time.sleep(_NAP_S)
                 if time.monotonic() - looked_s >= _LOOK_S:
                     looked_s = time.monotonic()
@@ -77,13 +94,29 @@ class Group:
         """Begin the sum, or the highest, over all members."""
         options = torch.distributed.AllreduceOptions()
         options.reduceOp = torch.distributed.ReduceOp.MAX if highest else torch.distributed.ReduceOp.SUM
-        return self.start(lambda: self.process_group.allreduce([tensor], options))
+        options.timeout = self._timeout
+        return self.start(lambda: self._process_group.allreduce([tensor], options))
+
+    def spread(self, tensor: Tensor, source: int) -> None:
+        """From one member to all; gloo's calls between two cannot be given up."""
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank, options.rootTensor, options.timeout = source, 0, self._timeout
+        self.finish(self.start(lambda: self._process_group.broadcast([tensor], options)))
 
     def leave(self) -> None:
-        """End all that is under way here, so that its other members notice as well."""
+        """End all that is under way here, so that its other members notice as well.
+
+        gloo's destructor waits for calls that a silent member keeps, up to their time-out: a thread of its own does.
+        Python's end aborts the process where it finds this thread there, so it waits a while.
+        """
         self._broken = True
-        with suppress(RuntimeError):
-            self.process_group.abort()
+        held, self._process_group = [self._process_group], None
+        if held[0] is not None:
+            with suppress(RuntimeError):
+                held[0].abort()
+            leaving = threading.Thread(target=held.clear, name="trainwarden-leave", daemon=True)
+            leaving.start()
+            atexit.register(leaving.join, _END_S)
 
 
 class Buckets:
@@ -100,8 +133,12 @@ class Buckets:
         self._group: Group | None = None
         self._armed = False
         self._twice = False
-        for place, parameter in enumerate(self._parameters):
+        self.is_open = False
+        """Whether a micro-batch is out, so that gradients may arrive."""
+        self._hooks = [
             parameter.register_post_accumulate_grad_hook(lambda _, place=place: self._ready(place))
+            for place, parameter in enumerate(self._parameters)
+        ]
 
     def __len__(self) -> int:
         return len(self._members)
@@ -143,26 +180,35 @@ class Buckets:
         if broken is not None:
             raise broken
 
+    @property
+    def are_reduced(self) -> bool:
+        """Whether nothing of the step is left to compute."""
+        return len(self.reduced) == len(self)
+
     def flat(self, bucket: int) -> Tensor:
-        """A copy of the local sums of a bucket; what has no gradient counts as zero."""
-        parts = []
-        for place in self._members[bucket]:
-            one = self._parameters[place]
-            parts.append((torch.zeros_like(one) if one.grad is None else one.grad).detach().reshape(-1))
-        return torch.cat(parts)
+        """A copy of the local sums of a bucket, and whether there are any; what has no gradient counts as zero."""
+        members = [self._parameters[place] for place in self._members[bucket]]
+        parts = [(torch.zeros_like(one) if one.grad is None else one.grad).detach().reshape(-1) for one in members]
+        return torch.cat([*parts, parts[0].new_tensor([one.grad is not None for one in members])])
 
     def write(self) -> None:
-        """Put what was reduced into ``grad``."""
+        """Put what was reduced into ``grad``; what no rank had a gradient of has none afterwards."""
         for bucket, flat in self.reduced.items():
-            at = 0
-            for place in self._members[bucket]:
-                one = self._parameters[place]
+            members, at = [self._parameters[place] for place in self._members[bucket]], 0
+            for one, ranks in zip(members, flat[-len(members) :].tolist(), strict=True):
                 part = flat[at : at + one.numel()].view_as(one)
                 at += one.numel()
-                if one.grad is None:
+                if not ranks:
+                    one.grad = None
+                elif one.grad is None:
                     one.grad = part.clone()
                 else:
                     one.grad.copy_(part)
+
+    def close(self) -> None:
+        """Let the parameters be; gradients mean nothing here any more."""
+        for one in self._hooks:
+            one.remove()
 
     def clear(self) -> None:
         """Forget the step."""
@@ -181,7 +227,11 @@ class Buckets:
         return self._group
 
     def _ready(self, place: int) -> None:
-        """Called by autograd, in which nothing of ours may fail."""
+        """Called by autograd, whose backward pass raises what is raised here."""
+        if not self.is_open:
+            raise RuntimeError(
+                "a gradient arrived outside of micro_batches(): take its micro-batches one at a time, to the end"
+            )
         if not self._armed:
             return
         self._missing[self._bucket_of[place]] -= 1

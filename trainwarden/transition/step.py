@@ -12,22 +12,32 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from trainwarden.checkpoint.state import State, collect, decode, model_tensors
 from trainwarden.transition.buckets import BUCKET_BYTES, Broken, Buckets, Group
-from trainwarden.transition.members import Members, TransitionError
+from trainwarden.transition.members import Members, TransitionError, ranks
 
 log = logging.getLogger("trainwarden.transition")
 
 CONNECT_S: Final = 30.0  # all members have just come, so each is there
+FUTILE: Final = 2
+"""So many transitions in which nobody left or came, and no step was made, are one too many: the call itself fails."""
 _STATELESS: Final = -1
+
+
+class Stateful(Protocol):
+    """What torch calls so: its state can be taken, and given to another."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +81,13 @@ class ResilientStep:
         The model itself, not a DistributedDataParallel. All ranks start with the weights of the first.
     optimizer : torch.optim.Optimizer
         Its optimizer.
+    also : mapping of str to object
+        What else a newcomer has to get, by a name of yours: a scheduler of the learning rate, a GradScaler, a sampler.
     least : int
         Ranks without whom the job does not go on.
     timeout_s : float
-        Longest wait for a collective call, seconds. Ranks that are only late find each other again after it.
+        Longest wait for a collective call, seconds. Ranks that are only late find each other again after it, if they
+        come within as long again.
     first_step : int
         Number of the first step, for a job that goes on from a checkpoint.
     bucket_bytes : int
@@ -83,11 +96,13 @@ class ResilientStep:
     Raises
     ------
     TransitionError
-        If the ranks' store is one that dies with a rank: ``TORCHELASTIC_USE_AGENT_STORE`` is not set.
+        If the ranks' store is one that dies with a rank: ``TORCHELASTIC_USE_AGENT_STORE`` is not set. If the model is
+        not on the CPU.
 
     Examples
     --------
-    A training loop, under torchrun::
+    A training loop. torchrun itself ends all ranks when one dies: whoever starts these sets the variables that it
+    sets, and serves the store outside of the ranks::
 
         steps = ResilientStep(total=24, model=model, optimizer=optimizer)
         for number in steps.numbers(1000):
@@ -102,6 +117,7 @@ class ResilientStep:
 
     def __init__(
         self, total: int, model: nn.Module, optimizer: torch.optim.Optimizer, *,
+        also: Mapping[str, Stateful] | None = None,
         least: int = 1, timeout_s: float = 600.0, first_step: int = 0, bucket_bytes: int = BUCKET_BYTES,
     ) -> None:  # fmt: skip
         environ = os.environ
@@ -110,13 +126,19 @@ class ResilientStep:
             raise ValueError(f"{total} micro-batches leave some of {world} ranks without any")
         if environ.get("TORCHELASTIC_USE_AGENT_STORE", "") != "True":
             raise TransitionError("the ranks need a store that outlives each of them, as torchrun's own is")
+        if others := {one.device.type for one in (*model.parameters(), *model.buffers())} - {"cpu"}:
+            raise TransitionError(f"the model is on {', '.join(sorted(others))}, and this was never run on NCCL")
         self.total, self.model, self.optimizer, self._timeout_s = total, model, optimizer, timeout_s
+        self._also = dict(also or {})
         self._first, self.number, self.due = first_step, _STATELESS, False
         self.lost_s: list[float] = []
         """Seconds of each transition, from the failed call to the next collective call."""
-        self._base, self._done, self._waits = 0, set[int](), False
+        self._base, self._done, self._waits, self._begun = 0, set[int](), False, False
+        self._futile, self._why = 0, ""
         self._buckets = Buckets([*model.parameters()], bucket_bytes)
-        self._members = Members(int(environ["RANK"]), world, environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), least)
+        self._members = Members(
+            int(environ["RANK"]), world, (environ["MASTER_ADDR"], int(environ["MASTER_PORT"])), least, timeout_s
+        )
         self._group: Group | None = None
         if self._members.is_newcomer:
             self._members.join()
@@ -137,18 +159,18 @@ class ResilientStep:
         ------
         TransitionError
             If the job cannot go on in these processes.
+        RuntimeError
+            If the micro-batches of this step were not all taken, one at a time. If a call between the ranks cannot be
+            made.
         """
+        if self._begun:
+            raise RuntimeError("micro_batches() was left before its end: take them one at a time, to the end")
+        self._begun, self.due = True, False
         if self._waits:
             self._recover(admit=True)
         number = self.number
         while self.number == number:
-            owned = self._owned()
-            left = [index for index in owned if index not in self._done]
-            for place, index in enumerate(left):
-                if place == len(left) - 1:
-                    self._buckets.arm()
-                yield MicroBatch(index, 1.0 / self.total, self._members.name != self._first_owner(index))
-                self._done.add(index)
+            yield from self._rest()
             if self._finished():
                 break
             self._recover(admit=False)
@@ -158,10 +180,25 @@ class ResilientStep:
             self._advance(number + 1)
         else:
             self._buckets.drop_gradients()
+        self._begun = False
+
+    def _rest(self) -> Iterator[MicroBatch]:
+        """What this rank has to compute, as far as all now know."""
+        left = [] if self._buckets.are_reduced else [index for index in self._owned() if index not in self._done]
+        for place, index in enumerate(left):
+            if place == len(left) - 1:
+                self._buckets.arm()
+            self._buckets.is_open = True
+            try:
+                yield MicroBatch(index, 1.0 / self.total, self._members.name != self._first_owner(index))
+            finally:
+                self._buckets.is_open = False
+            self._done.add(index)
 
     def close(self) -> None:
         """Leave the job at its end. Safe twice."""
         self._members.close()
+        self._buckets.close()
         if self._group is not None:
             self._group.leave()
 
@@ -194,28 +231,34 @@ class ResilientStep:
             self._buckets.finish()
             word = torch.tensor([self._members.joins() if self._members.place == 0 else 0])
             self._group.finish(self._group.reduce(word, highest=True))
-        except Broken:
+        except Broken as error:
+            self._why = str(error) or self._why
             return False
         self._waits = int(word) > self._members.epoch.joins
         return True
 
     def _advance(self, number: int) -> None:
-        self.number, self._base = number, self._members.epoch.number
+        self.number, self._base, self._futile = number, self._members.epoch.number, 0
         self._done.clear()
         self._buckets.clear()
 
     def _recover(self, *, admit: bool) -> None:
         """Go on with those who are left, and with newcomers where `admit`."""
         began_s, before = time.monotonic(), self._members.epoch.members
-        while True:
+        regrouped = False
+        while not regrouped:
             if self._group is not None:
                 self._group.leave()
+            if self._futile >= FUTILE:
+                raise TransitionError(f"a call fails again and again, and all ranks are there: {self._why}")
+            last, number = set(self._members.epoch.members), self.number
             try:
                 self._members.next_epoch(admit=admit)
             except RuntimeError as error:
                 raise TransitionError(f"the ranks' store does not answer: {error}") from error
-            if self._regroup():
-                break
+            regrouped = self._regroup()
+            is_futile = last == set(self._members.epoch.members) and self.number <= number
+            self._futile = self._futile + 1 if is_futile else 0
         self._waits = False
         self.lost_s.append(time.monotonic() - began_s)
         self._say(before, self.lost_s[-1])
@@ -225,7 +268,7 @@ class ResilientStep:
             return
         now = self._members.epoch.members
         gone, come = set(before) - set(now), set(now) - set(before)
-        what = [f"rank {_ranks(names)} {verb}" for names, verb in ((gone, "is gone"), (come, "has joined")) if names]
+        what = [f"rank {ranks(names)} {verb}" for names, verb in ((gone, "is gone"), (come, "has joined")) if names]
         log.warning(
             "trainwarden: %s; step %d goes on with %d ranks after %.2f s",
             " and ".join(what) or "a call between the ranks failed", self.number, len(now), seconds,
@@ -236,15 +279,17 @@ class ResilientStep:
         epoch, members = self._members.epoch, self._members
         try:
             store = torch.distributed.PrefixStore(f"group/{epoch.number}/", members.client(CONNECT_S))
-            made = _process_group(self.model, store, members.place, len(epoch.members), self._timeout_s)
+            made = _process_group(store, members.place, len(epoch.members), min(self._timeout_s, CONNECT_S))
         except RuntimeError as error:
+            self._why = str(error)
             log.warning("trainwarden: the ranks do not reach each other: %s", error)
             return False
-        self._group = Group(made, members.is_over)
+        self._group = Group(made, members.is_over, self._timeout_s)
         self._buckets.use(self._group)
         try:
             self._agree()
-        except Broken:
+        except Broken as error:
+            self._why = str(error) or self._why
             return False
         return True
 
@@ -270,10 +315,9 @@ class ResilientStep:
             self._buckets.clear()
             self._buckets.drop_gradients()
         self.number = number
-        busy = any(one.busy and one.number == number for one in said)
-        self._base = said[leader].base if busy else self._members.epoch.number
-        if not behind:
-            self._share_reduced(said)
+        bases = [one.base for one in said if one.busy and one.number == number]
+        self._base = bases[0] if bases else self._members.epoch.number
+        self._share_reduced([one.reduced if one.number == number else (False,) * len(one.reduced) for one in said])
 
     def _statuses(self) -> list[Status]:
         members, group, buckets = self._members, self._group, self._buckets
@@ -291,61 +335,66 @@ class ResilientStep:
             for row in table.tolist()
         ]  # fmt: skip
 
-    def _share_reduced(self, said: Sequence[Status]) -> None:
+    def _share_reduced(self, have: Sequence[Sequence[bool]]) -> None:
         for bucket in range(len(self._buckets)):
-            holders = [place for place, one in enumerate(said) if one.reduced[bucket]]
-            if 0 < len(holders) < len(said):
+            holders = [place for place, reduced in enumerate(have) if reduced[bucket]]
+            if 0 < len(holders) < len(have):
                 known = self._buckets.reduced.get(bucket)
                 flat = self._buckets.flat(bucket) if known is None or self._members.place != holders[0] else known
                 self._spread(flat, holders[0])
                 self._buckets.reduced.setdefault(bucket, flat)
 
     def _spread(self, tensor: Tensor, source: int) -> None:
-        """From one member to all; gloo's calls between two cannot be given up."""
         assert self._group is not None
-        process_group, options = self._group.process_group, torch.distributed.BroadcastOptions()
-        options.rootRank, options.rootTensor = source, 0
-        self._group.finish(self._group.start(lambda: process_group.broadcast([tensor], options)))
+        self._group.spread(tensor, source)
 
     def _hand_over(self, leader: int, behind: Sequence[int]) -> None:
         """Model, optimizer and what describes them, without pickle."""
         if not behind:
             return
         place = self._members.place
-        state = collect(self.model, self.optimizer, None) if place == leader else State()
+        state = State()
+        if place == leader:
+            state = collect(self.model, self.optimizer, {name: one.state_dict() for name, one in self._also.items()})
+        tree, shapes = self._describe(state, leader)
+        tensors = state.tensors or self._places()
+        for name, (kind, shape) in shapes.items():
+            own = tensors.get(name)
+            one = torch.empty(shape, dtype=getattr(torch, kind)) if own is None else own.contiguous()
+            self._spread(one, leader)
+            if place in behind:
+                tensors[name] = one
+        if place in behind:
+            self._adopt(decode(tree, tensors))
+
+    def _describe(self, state: State, leader: int) -> Any:
+        """The leader's JSON, and type and shape of its tensors."""
         shapes = {name: [str(one.dtype).removeprefix("torch."), list(one.shape)] for name, one in state.tensors.items()}
         text = torch.frombuffer(bytearray(json.dumps([state.tree, shapes]).encode()), dtype=torch.uint8)
         length = torch.tensor([len(text)])
         self._spread(length, leader)
-        text = text if place == leader else torch.zeros(int(length), dtype=torch.uint8)
+        text = text if self._members.place == leader else torch.zeros(int(length), dtype=torch.uint8)
         self._spread(text, leader)
-        tree, shapes = json.loads(bytes(text.tolist()))
-        device, tensors = next(self.model.parameters()).device, dict[str, Tensor]()
-        for name, (kind, shape) in shapes.items():
-            own = state.tensors.get(name)
-            tensors[name] = (
-                torch.empty(shape, dtype=getattr(torch, kind), device=device) if own is None else own.contiguous()
-            )
-            self._spread(tensors[name], leader)
-        if place in behind:
-            self._adopt(decode(tree, tensors))
+        return json.loads(bytes(text.tolist()))
+
+    def _places(self) -> dict[str, Tensor]:
+        """Where a newcomer receives the model: in the model. Another may have to lead if the sender dies meanwhile."""
+        if not self._members.is_newcomer or self.number != _STATELESS:
+            return {}
+        return {f"model/{name}": one.detach() for name, one in model_tensors(self.model).items()}
 
     def _adopt(self, found: dict[str, Any]) -> None:
         with torch.no_grad():
             for name, one in model_tensors(self.model).items():
                 one.copy_(found["model"][name])
         self.optimizer.load_state_dict(found["optimizer"])
+        for name, other in self._also.items():
+            other.load_state_dict(found["extra"][name])
 
 
-def _ranks(names: Iterable[str]) -> str:
-    return ", ".join(sorted(name.partition(":")[0] for name in names))
+def _process_group(store: Any, place: int, size: int, connect_s: float) -> Any:
+    """A group that torch's table does not know, so that it can go without the others' consent.
 
-
-def _process_group(model: nn.Module, store: Any, place: int, size: int, timeout_s: float) -> Any:
-    """A group that torch's table does not know, so that it can go without the others' consent."""
-    timeout = timedelta(seconds=timeout_s)
-    if next(model.parameters()).device.type == "cuda":
-        options = torch.distributed.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return torch.distributed.ProcessGroupNCCL(store, place, size, options)
-    return torch.distributed.ProcessGroupGloo(store, place, size, timeout)
+    Its constructor waits as long as its calls would by themselves; ours have a time-out of their own.
+    """
+    return torch.distributed.ProcessGroupGloo(store, place, size, timedelta(seconds=connect_s))
