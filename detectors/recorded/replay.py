@@ -19,9 +19,9 @@ from trainwarden.detectors.pace.change_config import ChangePointConfig
 from trainwarden.detectors.protocol import Detector, Role
 from trainwarden.detectors.recorded.grids import RecordedSamples
 from trainwarden.detectors.recorded.metrics import MetricScores, ScoredGrid
-from trainwarden.detectors.recorded.stream import Fact, ReplayStream
+from trainwarden.detectors.recorded.stream import CUT_S, Fact, ReplayStream
 from trainwarden.recorded.job import RecordedJob
-from trainwarden.records import IncidentRecord, Vote
+from trainwarden.records import HeartbeatRecord, IncidentRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import DetectionSettings
 
@@ -166,8 +166,11 @@ def replay(
         watch.scorer = scorer
     incidents: dict[str, IncidentRecord] = {}
     total = max(1, stream.count)
-    now_s = 0.0
-    for number, (now_s, records) in enumerate(stream.windows()):
+    now_s, beats = 0.0, any(isinstance(fact, HeartbeatRecord) for fact in facts)
+    for number, (next_s, records) in enumerate(stream.windows()):
+        if beats:  # at most one window's time: while nobody sends, the recording may have a gap
+            watch.state.count_silence(min(max(next_s - now_s, 0.0), CUT_S))
+        now_s = next_s
         for record in records:
             watch.state.feed(record)
         if scorer is not None:

@@ -1,8 +1,8 @@
 """Detection of one job of thousands of ranks over a real Kafka, in real time: what it costs, and when it names who.
 
-Run as ``python -m tests.benchmarks.bench_fleet [RANKS]``, two minutes. Agents are played by one process: heartbeats
-and GPU metrics of a node and a rank's steps go out when, and as often as, agents at their defaults send them. With
-``--fed`` the same records go straight into detection, as fast as it takes them, and each kind's cost is told.
+Run as ``python -m tests.benchmarks.bench_fleet [RANKS]``, three minutes. One process plays all agents, as `trainwarden
+simulate` does: all records that a real agent sends, scaled. With ``--fed`` the same records go straight into detection,
+as fast as it handles them, and the cost of each kind is printed.
 """
 
 from __future__ import annotations
@@ -21,69 +21,30 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-import numpy as np
 import psutil
 
 from tests.doubles import ManualClock
 from tests.unit.detectors.detection_streams import RememberingBus
 from trainwarden.bus.address import connect
 from trainwarden.detectors.service import DetectionHandler
-from trainwarden.detectors.testing.streams import JOB, START_S, Job, Sent
+from trainwarden.detectors.testing.streams import START_S, Sent
 from trainwarden.protocols import Bus, Message
-from trainwarden.records import HeartbeatRecord, IncidentRecord, MetricsRecord
+from trainwarden.records import IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import DetectionSettings
-from trainwarden.topics import INCIDENTS, topic_of
+from trainwarden.simulation import Fleet
+from trainwarden.topics import EVENTS, HEARTBEATS, INCIDENTS, ITERATIONS, LOGS, METRICS, topic_of
 
 NAMES: Final = ("fleet_detection_processors", "fleet_slow_rank_named_s")
-RANKS, PER_NODE, STEP_S = 4096, 8, 1.0
-SLOW, TIMES, AT_STEP, STEPS = 77, 1.5, 40, 70
-BEAT_S: Final = 0.4  # the default of the `processes` collector
+RANKS, SLOW, TIMES, AT_S, SECONDS = 4096, 77, 1.5, 45.0, 75.0
+TOPICS: Final = (METRICS, ITERATIONS, HEARTBEATS, LOGS, EVENTS)
 BARS: Final = {"fleet_detection_processors": 0.5, "fleet_slow_rank_named_s": 60.0}  # half a processor; a minute
 _LEAD_S, _SHARE_EVERY_S = 15.0, 10.0
 
 
-class Fleet(Job):
-    """A job whose nodes send one after the other, not all at once."""
-
-    def _beat(self, begun_s: float, end_s: float, step: int) -> None:
-        for at_s in np.arange(np.ceil(begun_s / BEAT_S) * BEAT_S, end_s, BEAT_S).tolist():
-            waiting = at_s - begun_s > 0.9 * (end_s - begun_s)
-            self.beat(at_s, step, phase="wait" if waiting else "compute", calls=int(2 * step + waiting))
-
-    def sent(self, nodes: int) -> list[Sent]:
-        """All that is sent, in order."""
-        spread = []
-        for at_s, record in self.records:
-            late_s = BEAT_S * int(record.node[4:]) / nodes if isinstance(record, HeartbeatRecord) else 0.0
-            if isinstance(record, HeartbeatRecord):
-                record = msgspec.structs.replace(record, time_s=at_s + late_s)  # noqa: PLW2901
-            spread.append((at_s + late_s, record))
-        return sorted(spread, key=lambda one: one[0])
-
-
-def fleet(ranks: int, start_s: float) -> tuple[Fleet, list[Sent]]:
-    """A job with one rank that becomes slow, and 20 metrics of each GPU every second."""
-    job = Fleet(
-        ranks=ranks, step_s=STEP_S, node=lambda rank: f"node{rank // PER_NODE}",
-        slow=lambda rank, step: TIMES if rank == SLOW and step >= AT_STEP else 1.0,
-    ).run(STEPS, start_s=start_s)  # fmt: skip
-    nodes, random = ranks // PER_NODE, np.random.default_rng(0)
-    names = tuple(f"gpu_x{number}" for number in range(20))
-    for second in range(int(job.end_s - start_s)):
-        values = random.normal(50.0, 1.0, (nodes, len(names), PER_NODE)).round(2).tolist()
-        for node in range(nodes):
-            at_s, first = start_s + second + node / nodes, node * PER_NODE
-            job.add(
-                at_s,
-                MetricsRecord(
-                    job=JOB, node=f"node{node}", time_s=at_s, names=names, values=tuple(map(tuple, values[node])),
-                    devices=tuple(f"GPU-{first + i}" for i in range(PER_NODE)),
-                    ranks=tuple(range(first, first + PER_NODE)),
-                ),
-            )  # fmt: skip
-    return job, job.sent(nodes)
+def fleet(ranks: int, start_s: float) -> Fleet:
+    """A job with one rank that becomes slow."""
+    return Fleet(ranks=ranks, seconds=SECONDS, start_s=start_s, fault="slow-rank", at_s=AT_S, rank=SLOW, slowdown=TIMES)
 
 
 def benchmarks(ranks: int = RANKS) -> list[dict[str, Any]]:
@@ -105,7 +66,8 @@ def benchmarks(ranks: int = RANKS) -> list[dict[str, Any]]:
 
 
 def _measured(server: str, ranks: int, tied: Callable[[], None]) -> list[dict[str, Any]]:
-    job, sent = fleet(ranks, time.time() + _LEAD_S + ranks / 200)
+    job = fleet(ranks, time.time() + _LEAD_S + ranks / 50)
+    sent = list(job.sent())  # made beforehand: the player is to have time for nothing but sending
     environ = {**os.environ, "TRAINWARDEN_BUS": f"kafka://{server}"}
     detector = subprocess.Popen(
         [sys.executable, "-m", "trainwarden", "detector"],
@@ -115,14 +77,14 @@ def _measured(server: str, ranks: int, tied: Callable[[], None]) -> list[dict[st
     )
     bus = connect(f"kafka://{server}", {})
     try:
-        shares = list(_played(bus, sent, psutil.Process(detector.pid)))
+        shares = list(_played(bus, job.job, sent, psutil.Process(detector.pid)))
         bus.flush()
         found = _named(bus)
     finally:
         detector.terminate()
         detector.wait(60)
         bus.close()
-    bare = _bare(server, len(sent)) / (job.end_s - sent[0][0])
+    bare = _bare(server, len(sent)) / SECONDS
     own = {
         "name": "kafka-python, reading and decoding alone",
         "version": version("kafka-python"),
@@ -131,17 +93,17 @@ def _measured(server: str, ranks: int, tied: Callable[[], None]) -> list[dict[st
     value = statistics.median(shares)
     return [
         _row(NAMES[0], ranks, value, "processors", shares, peer=own, ratio=round(value / bare, 2)),
-        _row(NAMES[1], ranks, None if found is None else found - job.ends_s[AT_STEP - 1], "s", []),
+        _row(NAMES[1], ranks, None if found is None else found - job.fault_at_s, "s", []),
     ]
 
 
-def _played(bus: Bus, sent: list[Sent], detector: psutil.Process) -> Iterator[float]:
+def _played(bus: Bus, job: str, sent: list[Sent], detector: psutil.Process) -> Iterator[float]:
     """Send each record in its time; every ten seconds, what part of a processor the detector has taken."""
     since_s, before_s = sent[0][0], None
     for at_s, record in sent:
         if (wait_s := at_s - time.time()) > 0.0:
             time.sleep(wait_s)
-        bus.publish(topic_of(record), JOB, record)
+        bus.publish(topic_of(record), job, record)
         if at_s - since_s >= _SHARE_EVERY_S:
             now_s, times = time.time(), detector.cpu_times()
             if before_s is not None:
@@ -151,19 +113,19 @@ def _played(bus: Bus, sent: list[Sent], detector: psutil.Process) -> Iterator[fl
 
 def fed(ranks: int) -> dict[str, Any]:
     """Processor time of detection for a job's records, without bus and decoding, and of a snapshot of its memory."""
-    job, sent = fleet(ranks, START_S)
-    clock = ManualClock(START_S)
+    job = fleet(ranks, START_S)
+    sent, clock, end_s = list(job.sent()), ManualClock(START_S), START_S + SECONDS
     handler = DetectionHandler(DetectionSettings(), clock, SelfMetrics("detector"))
     bus = RememberingBus()
     handler.start(bus, bus)  # type: ignore[arg-type]
     spent_s, number, place = Counter[str](), Counter[str](), 0
-    while clock.now_s() < job.end_s:
+    while clock.now_s() < end_s:
         clock.sleep(0.1)
         waiting: dict[str, list[Message]] = {}
         while place < len(sent) and sent[place][0] <= clock.now_s():
             at_s, record = sent[place]
             place += 1
-            message = Message(topic_of(record).name, 0, place, at_s, JOB, record, True)
+            message = Message(topic_of(record).name, 0, place, at_s, job.job, record, True)
             waiting.setdefault(type(record).__name__, []).append(message)
         work = {kind: partial(handler.handle, messages) for kind, messages in waiting.items()}
         for kind, do in {**work, "windows": partial(handler.tick, clock.now_s())}.items():
@@ -172,10 +134,10 @@ def fed(ranks: int) -> dict[str, Any]:
             spent_s[kind] += time.process_time() - begun_s
             number[kind] += len(waiting.get(kind, ())) or 1
     begun_s = time.process_time()
-    kept = handler._jobs[JOB].snapshot()
+    kept = handler._jobs[job.job].snapshot()
     snapshot_s = time.process_time() - begun_s
     each_us = {kind: round(1e6 * spent_s[kind] / number[kind], 1) for kind in spent_s}
-    processors = round(sum(spent_s.values()) / (job.end_s - START_S), 3)
+    processors = round(sum(spent_s.values()) / SECONDS, 3)
     return {
         "ranks": ranks,
         "processors": processors,
@@ -204,8 +166,12 @@ def _bare(server: str, records: int) -> float:
     """Processor seconds to read the same records and decode them, with nothing else done."""
     from kafka import KafkaConsumer
 
-    topics = [f"trainwarden.{kind}" for kind in ("heartbeats", "iterations", "metrics")]
-    consumer = KafkaConsumer(*topics, bootstrap_servers=server, auto_offset_reset="earliest", consumer_timeout_ms=5000)
+    consumer = KafkaConsumer(
+        *(topic.name for topic in TOPICS),
+        bootstrap_servers=server,
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=5000,
+    )
     begun_s, read = time.process_time(), 0
     for message in consumer:
         json.loads(message.value)

@@ -157,6 +157,10 @@ _COMMANDS: Final[dict[str, Entry]] = {
         "trainwarden.cli.setup.bench:bench",
         "Measure speed, overhead and quality of detection, each beside a named peer where there is one.",
     ),
+    "simulate": Entry(
+        "trainwarden.cli.setup.simulate:simulate",
+        "Play a job of any size from the recording of one agent, healthy or with a fault.",
+    ),
     "doctor": Entry(
         "trainwarden.cli.setup.doctor:doctor",
         "Is everything reachable, permitted and in time?",

@@ -121,6 +121,7 @@ WITH_A_JOB = {
     "detect": [],
     "checkpoints": [],
     "annotate": ["add", "--label", "normal"],
+    "simulate": ["--ranks", "8", "--to", "folder"],
 }
 
 
