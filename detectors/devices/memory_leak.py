@@ -20,7 +20,7 @@ from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.samples import Entity, FamilySamples, name_of
 from trainwarden.detectors.job.window import Window, job_duration_s
 from trainwarden.detectors.protocol import Role, abstain
-from trainwarden.records import IterationRecord, MetricsRecord, Record, Suspect, Vote
+from trainwarden.records import IterationRecord, MetricsRecord, Record, Vote
 from trainwarden.settings import Config
 
 Sent = tuple[float, Record]
@@ -183,10 +183,7 @@ class MemoryLeak(WholeMemory):
     def _vote(self, window: Window) -> Vote:
         step_s = float(quiet_median(job_duration_s(window, slice(-100, None))))
         suspects = tuple(
-            Suspect(
-                score=1.0 if place == 0 else 0.9, reason=_said(one, self._together(one), step_s), rank=one.entity.rank,
-                node=one.entity.node, device=one.entity.device if one.metric == DEVICE else None,
-            )
+            one.entity.suspect(1.0 if place == 0 else 0.9, _said(one, self._together(one), step_s))
             for place, one in enumerate(self._found[:MAX_SUSPECTS])
         )  # fmt: skip
         first, many = self._found[0], len(self._found)

@@ -189,4 +189,4 @@ class MetricPeers(WholeMemory):
         ]
         times = metrics[0][0]
         score = max(0.5, times / (1.0 + times))
-        return Suspect(score=score, reason=", ".join(words), rank=who.rank, node=who.node, device=who.device)
+        return who.suspect(score, ", ".join(words))

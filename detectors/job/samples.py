@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trainwarden.records import Suspect
+
 Floats = npt.NDArray[np.float64]
 MOST: Final = 1e38
 """What is not nearer to 0 is damage and no measurement in any unit; peers are compared in float32, which ends there."""
@@ -25,6 +27,15 @@ class Entity(NamedTuple):
     device: str | None = None
     rank: int | None = None
 
+    def suspect(self, score: float, reason: str, weight: float | None = None) -> Suspect:
+        """It, as one that is accused; the row of a rank itself is of no device, though it has the rank for one."""
+        device = None if _repeats(self.device, self.rank) else self.device
+        return Suspect(score=score, reason=reason, rank=self.rank, node=self.node, device=device, weight=weight)
+
+
+def _repeats(device: str | None, rank: int | None) -> bool:
+    return rank is not None and device == f"rank-{rank}"
+
 
 def name_of(node: str | None, device: str | None, rank: int | None = None) -> str:
     """A device as people call it.
@@ -33,7 +44,11 @@ def name_of(node: str | None, device: str | None, rank: int | None = None) -> st
     --------
     >>> name_of("n1", "3"), name_of("n1", "mlx5_0:1"), name_of(None, None, 4), name_of("n1", None)
     ('GPU 3 of n1', 'mlx5_0:1 of n1', 'rank 4', 'n1')
+    >>> name_of("n1", "rank-4", 4)
+    'rank 4 on n1'
     """
+    if _repeats(device, rank):
+        return " on ".join(word for word in (f"rank {rank}", node) if word)
     own = f"GPU {device}" if device and device[0].isdigit() else device or ("" if rank is None else f"rank {rank}")
     return " of ".join(word for word in (own, node) if word) or "a device"
 
