@@ -53,6 +53,31 @@ def name_of(node: str | None, device: str | None, rank: int | None = None) -> st
     return " of ".join(word for word in (own, node) if word) or "a device"
 
 
+def size_in_words(count: float) -> str:
+    """Bytes in words.
+
+    Examples
+    --------
+    >>> size_in_words(1.5e6), size_in_words(2.25e9)
+    ('1.5 MB', '2.2 GB')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"
+
+
+def value_in_words(metric: str, value: float) -> str:
+    """A measured value as people read it.
+
+    Examples
+    --------
+    >>> value_in_words("rank_resident_memory_bytes", 1.458e9), value_in_words("rank_cpu_ratio", 0.123456)
+    ('1.5 GB', '0.1235')
+    """
+    return size_in_words(value) if metric.endswith("_bytes") else f"{value:.4g}"
+
+
 @dataclass(frozen=True, slots=True)
 class FamilySamples:
     """New samples of entities of one family that have the same number of them.

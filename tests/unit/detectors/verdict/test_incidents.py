@@ -264,8 +264,8 @@ def test_a_rank_whose_memory_is_unlike_its_peers_is_the_leak_in_either_order() -
 def test_a_score_that_grows_from_window_to_window_is_no_news_each_time() -> None:
     story = Story()
     for window in range(20):
-        story.at(float(window), candidate("metric_anomaly", 1, score=0.8 + window / 100.0))
-    assert [one.suspects[0].score for one in story.told] == pytest.approx([0.8, 0.85, 0.9, 0.95])
+        story.at(float(window), candidate("metric_anomaly", 1, score=0.75 + window / 128.0))
+    assert [one.suspects[0].score * 128.0 for one in story.told] == [96.0, 103.0, 110.0]
 
 
 def test_a_rank_that_is_slow_while_another_leaks_is_another_incident() -> None:
