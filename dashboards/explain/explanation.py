@@ -156,9 +156,11 @@ def _slowness(evidence: dict[str, Any]) -> Iterator[str]:
         return
     if all(isinstance(value, float) for value in compute_s):
         slowest = max(range(len(ranks)), key=lambda place: compute_s[place])
-        middle = sorted(compute_s)[len(compute_s) // 2]
+        others = sorted(value for place, value in enumerate(compute_s) if place != slowest)
         longest = f"rank {ranks[slowest]} computes longest, {compute_s[slowest]:.3g} s"
-        yield f"{longest}; the rank in the middle {middle:.3g} s"
+        if others:
+            whose = "the other rank" if len(others) == 1 else "the middle one of the others"
+            yield f"{longest}; {whose} {others[len(others) // 2]:.3g} s"
 
 
 def _why_not_others(incident: IncidentRecord, verdict: VerdictRecord | None) -> Iterator[str]:

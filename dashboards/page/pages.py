@@ -30,13 +30,19 @@ _FRESH: Final = {"cache-control": "no-store"}
 
 
 class Pages:
-    """The page, live: from `overview` alone, but for log lines, which are read when they are asked for."""
+    """The page, live: from `overview` alone, but for log lines, which are read when they are asked for.
 
-    def __init__(self, overview: Overview, clock: Clock, read_logs: ReadLogs, read_metrics: ReadLogs) -> None:
+    `here` is the node whose own users alone can ask.
+    """
+
+    def __init__(
+        self, overview: Overview, clock: Clock, read_logs: ReadLogs, read_metrics: ReadLogs, here: str | None = None
+    ) -> None:
         self._overview = overview
         self._clock = clock
         self._read_logs = read_logs
         self._read_metrics = read_metrics
+        self._here = here
         self._one_reader = asyncio.Semaphore(1)
         self._listeners = Listeners(overview)
 
@@ -95,7 +101,7 @@ class Pages:
         def context() -> dict[str, Any] | None:
             with self._overview.lock:
                 found = views.find(self._overview, name)
-                shown = None if found is None else views.incident(*found)
+                shown = None if found is None else views.incident(*found, self._here)
             return None if shown is None else shown | {"ranges": RANGES_S, "before_s": _before_s(request)}
 
         missing = f"There is no incident “{name[:100]}”; it may have been too long ago."

@@ -123,8 +123,8 @@ class JobShown(msgspec.Struct, frozen=True, kw_only=True):
                 yield action.finished_at_s or action.at_s, "act", f"{action.kind} {action.outcome}: {action.why}"
 
 
-def incident(job: JobOverview, one: IncidentRecord) -> dict[str, Any]:
-    """One incident with what was done about it; the lock must be held."""
+def incident(job: JobOverview, one: IncidentRecord, here: str | None = None) -> dict[str, Any]:
+    """One incident with what was done about it, for readers on node `here`; the lock must be held."""
     verdict = opening(one, job.verdicts)
     silent = tuple(abstentions(verdict))
     return {
@@ -132,7 +132,7 @@ def incident(job: JobOverview, one: IncidentRecord) -> dict[str, Any]:
         "evidence": {name: value for name, value in one.evidence.items() if value is not None},
         "actions": (actions := sorted(_about(job, one), key=lambda each: each.at_s)),
         "waiting": [each for each in actions if waits(each)],
-        "explained": (explained := explain(one, actions, verdict)),
+        "explained": (explained := explain(one, actions, verdict, here=here)),
         "why_not_others": [words for words in explained.why_not_others if words not in silent],
         "silent": silent,
     }

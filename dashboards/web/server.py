@@ -73,7 +73,7 @@ def serve(
     trust, signer = Trust.of(settings.commands.trusted), signer_of(settings.commands)
     overview = Overview(clock, trust)
     bus = connect(settings.bus, settings.kafka, limit_bytes=settings.runs.bus_bytes)
-    pages = Pages(overview, clock, of_bus(bus), metrics_of_bus(bus))
+    pages = Pages(overview, clock, of_bus(bus), metrics_of_bus(bus), settings.node if own else None)
     parts = Parts(
         overview,
         tokens,

@@ -20,7 +20,7 @@ from trainwarden.detectors.job.samples import Entity, FamilySamples, name_of
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.protocol import Role
 from trainwarden.errors import DetectorError
-from trainwarden.records import Suspect, Vote
+from trainwarden.records import Vote
 from trainwarden.settings import Config
 
 MAX_SUSPECTS: Final = 16
@@ -168,10 +168,7 @@ class DeviceLimits:
         said = [self._says(one) for one in group[:MAX_SUSPECTS]]
         limit, entity, *_ = group[0]
         first = f"{name_of(*entity)}: {said[0]}"
-        suspects = tuple(
-            Suspect(score=1.0, reason=words, rank=who.rank, node=who.node, device=who.device)
-            for (_, who, *_), words in zip(group, said, strict=False)
-        )
+        suspects = tuple(who.suspect(1.0, words) for (_, who, *_), words in zip(group, said, strict=False))
         return Vote(
             opinion="anomalous", score=1.0, kind=limit.kind, severity=limit.severity, hard=True, suspects=suspects,
             reason=first if len(group) == 1 else f"{first}, and {len(group) - 1} more",

@@ -15,7 +15,7 @@ from trainwarden.detectors.job.samples import Entity, name_of
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.protocol import Role
 from trainwarden.errors import DetectorError
-from trainwarden.records import IncidentKind, Suspect, Vote
+from trainwarden.records import IncidentKind, Vote
 from trainwarden.settings import Config
 
 MAX_SUSPECTS: Final = 16
@@ -135,7 +135,7 @@ class DevicePeers(WholeMemory):
         for name, row, signs in ordered[:MAX_SUSPECTS]:
             who = self._families[name].entities[row]
             reason = ", ".join(self._says(name, row, sign) for sign in signs)
-            suspects.append(Suspect(score=1.0, reason=reason, rank=who.rank, node=who.node, device=who.device))
+            suspects.append(who.suspect(1.0, reason))
         name, row, _ = ordered[0]
         first = f"{name_of(*self._families[name].entities[row])}: {suspects[0].reason}"
         return Vote(

@@ -83,7 +83,9 @@ class Floors:
             steady = (rises > 0.0).sum(axis=2) >= rises.shape[2] - LAGGING
             steady &= rises[:, :, half:].sum(axis=2) >= FADING * rises[:, :, :half].sum(axis=2)
             steady &= (rises.max(axis=2) <= JUMP * grown) & (rises.min(axis=2) >= -DIP * grown)
-            steady &= (self._older >= OLDER) & (floors[:, :, -1] > self._highest)
+            # A sawtooth may fall within the first span, whose top is then that of the tooth before.
+            first = np.take_along_axis(self._tops, place[:, :, :1], axis=2)[:, :, 0]
+            steady &= (self._older >= OLDER) & (floors[:, :, -1] > np.maximum(self._highest, first))
             steady &= (grown >= LEAST_BYTES) & (grown >= LEAST_SHARE * floors[:, :, 0])
             lately = floors[:, :, -1] - floors[:, :, -4]
             on = (self.rate > 0.0) & (lately >= OVER * self.rate * 3.0 * np.array(SCALES_S))

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from trainwarden.detectors.devices.floors import BINS, SCALES_S, Floors
 from trainwarden.detectors.job.common_mode import quiet_median
 from trainwarden.detectors.job.object_codec import WholeMemory
-from trainwarden.detectors.job.samples import Entity, FamilySamples, name_of
+from trainwarden.detectors.job.samples import Entity, FamilySamples, name_of, size_in_words
 from trainwarden.detectors.job.window import Window, job_duration_s
 from trainwarden.detectors.protocol import Role, abstain
-from trainwarden.records import IterationRecord, MetricsRecord, Record, Suspect, Vote
+from trainwarden.records import IterationRecord, MetricsRecord, Record, Vote
 from trainwarden.settings import Config
 
 Sent = tuple[float, Record]
@@ -183,10 +183,7 @@ class MemoryLeak(WholeMemory):
     def _vote(self, window: Window) -> Vote:
         step_s = float(quiet_median(job_duration_s(window, slice(-100, None))))
         suspects = tuple(
-            Suspect(
-                score=1.0 if place == 0 else 0.9, reason=_said(one, self._together(one), step_s), rank=one.entity.rank,
-                node=one.entity.node, device=one.entity.device if one.metric == DEVICE else None,
-            )
+            one.entity.suspect(1.0 if place == 0 else 0.9, _said(one, self._together(one), step_s))
             for place, one in enumerate(self._found[:MAX_SUSPECTS])
         )  # fmt: skip
         first, many = self._found[0], len(self._found)
@@ -221,25 +218,13 @@ def _place(entity: Entity, with_device: bool) -> str:
 
 def _said(leak: Leak, together: float, step_s: float) -> str:
     """How fast it grows, and how long there is memory left."""
-    a_step = f"{_size(leak.rate * step_s)} a step, " if np.isfinite(step_s) else ""
-    words = f"grows by {a_step}{_size(leak.rate * 3600.0)} an hour, {_size(leak.grown)} in {_span(leak.span_s)}"
+    a_step = f"{size_in_words(leak.rate * step_s)} a step, " if np.isfinite(step_s) else ""
+    an_hour, grown = size_in_words(leak.rate * 3600.0), size_in_words(leak.grown)
+    words = f"grows by {a_step}{an_hour} an hour, {grown} in {_span(leak.span_s)}"
     if leak.left is None:
         return words
-    return f"{words}; the {_size(leak.left)} that are left {leak.where} are used up in {_span(leak.left / together)}"
-
-
-def _size(count: float) -> str:
-    """Bytes in words.
-
-    Examples
-    --------
-    >>> _size(1.5e6), _size(2.25e9)
-    ('1.5 MB', '2.2 GB')
-    """
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 1e3:.1f} kB"
+    left = size_in_words(leak.left)
+    return f"{words}; the {left} that are left {leak.where} are used up in {_span(leak.left / together)}"
 
 
 def _span(seconds: float) -> str:

@@ -13,7 +13,7 @@ from trainwarden.catalogue import CATALOGUE
 from trainwarden.detectors.devices.rounds import PeerRounds
 from trainwarden.detectors.job.last_seen import absent_after, interval_after
 from trainwarden.detectors.job.object_codec import WholeMemory
-from trainwarden.detectors.job.samples import Entity, name_of
+from trainwarden.detectors.job.samples import Entity, name_of, value_in_words
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.protocol import Role
 from trainwarden.records import MetricsRecord, Suspect, Vote
@@ -183,10 +183,10 @@ class MetricPeers(WholeMemory):
         family = self._families[name]
         who = family.entities[row]
         words = [
-            f"{family.names[metric]} {family.newest(metric, row):.4g} where its {family.peers_of(row)} peers have "
-            f"{family.cells['middle'][metric, row]:.4g}"
+            f"{(name := family.names[metric])} {value_in_words(name, family.newest(metric, row))} where its "
+            f"{family.peers_of(row)} peers have {value_in_words(name, family.cells['middle'][metric, row])}"
             for _, metric in metrics[:SHOWN]
         ]
         times = metrics[0][0]
         score = max(0.5, times / (1.0 + times))
-        return Suspect(score=score, reason=", ".join(words), rank=who.rank, node=who.node, device=who.device)
+        return who.suspect(score, ", ".join(words))

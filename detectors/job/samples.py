@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trainwarden.records import Suspect
+
 Floats = npt.NDArray[np.float64]
 MOST: Final = 1e38
 """What is not nearer to 0 is damage and no measurement in any unit; peers are compared in float32, which ends there."""
@@ -25,6 +27,15 @@ class Entity(NamedTuple):
     device: str | None = None
     rank: int | None = None
 
+    def suspect(self, score: float, reason: str, weight: float | None = None) -> Suspect:
+        """It, as one that is accused; the row of a rank itself is of no device, though it has the rank for one."""
+        device = None if _repeats(self.device, self.rank) else self.device
+        return Suspect(score=score, reason=reason, rank=self.rank, node=self.node, device=device, weight=weight)
+
+
+def _repeats(device: str | None, rank: int | None) -> bool:
+    return rank is not None and device == f"rank-{rank}"
+
 
 def name_of(node: str | None, device: str | None, rank: int | None = None) -> str:
     """A device as people call it.
@@ -33,9 +44,38 @@ def name_of(node: str | None, device: str | None, rank: int | None = None) -> st
     --------
     >>> name_of("n1", "3"), name_of("n1", "mlx5_0:1"), name_of(None, None, 4), name_of("n1", None)
     ('GPU 3 of n1', 'mlx5_0:1 of n1', 'rank 4', 'n1')
+    >>> name_of("n1", "rank-4", 4)
+    'rank 4 on n1'
     """
+    if _repeats(device, rank):
+        return " on ".join(word for word in (f"rank {rank}", node) if word)
     own = f"GPU {device}" if device and device[0].isdigit() else device or ("" if rank is None else f"rank {rank}")
     return " of ".join(word for word in (own, node) if word) or "a device"
+
+
+def size_in_words(count: float) -> str:
+    """Bytes in words.
+
+    Examples
+    --------
+    >>> size_in_words(1.5e6), size_in_words(2.25e9)
+    ('1.5 MB', '2.2 GB')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"
+
+
+def value_in_words(metric: str, value: float) -> str:
+    """A measured value as people read it.
+
+    Examples
+    --------
+    >>> value_in_words("rank_resident_memory_bytes", 1.458e9), value_in_words("rank_cpu_ratio", 0.123456)
+    ('1.5 GB', '0.1235')
+    """
+    return size_in_words(value) if metric.endswith("_bytes") else f"{value:.4g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class StillMetrics(WholeMemory):
         stood_s = float(family.since_s[metric, row] - family.level_s[metric, row])
         now = "and is back" if value == level else f"and is {value:g}"
         words = f"{family.names[metric]} stood at {level:g} for {_length(stood_s)} {now}"
-        return Suspect(score=float(squeeze(nats)), reason=words, rank=who.rank, node=who.node, device=who.device)
+        return who.suspect(float(squeeze(nats)), words)
 
 
 def tells(name: str, nats: float) -> bool:

@@ -237,9 +237,7 @@ class ModelVote(WholeMemory):
         names = family.blamed.get(row, ())
         reason = f"{self.member} score {peak:.2f}" + (f", most of all in {', '.join(names[:3])}" if names else "")
         weight = self._weights.get(name)
-        return Suspect(
-            score=min(peak, 1.0), reason=reason, rank=entity.rank, node=entity.node, device=entity.device, weight=weight
-        )
+        return entity.suspect(min(peak, 1.0), reason, weight)
 
 
 def _called(entity: Entity) -> str:

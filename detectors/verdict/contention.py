@@ -54,11 +54,11 @@ class _Found(NamedTuple):
 
 
 def excused(votes: Mapping[str, Vote], window: Window, incidents: Sequence[IncidentRecord]) -> dict[str, Vote]:
-    """The votes without ranks that only a busy host makes slow; whoever an open incident names already stays named.
+    """The votes without ranks that only a busy host makes slow; whoever an open incident calls slow stays named.
 
     A vote that then names nobody is about the host where its ranks wait for a processor more than they did.
     """
-    slow = (one for one in incidents if one.kind != "host_contention")  # whoever that names only suffers
+    slow = (one for one in incidents if one.kind in _KINDS and _about_pace(one.metrics))
     named = {suspect.rank for one in slow for suspect in one.suspects if suspect.rank is not None}
     votes = {
         name: _calm(vote, "a rank is slow") if _explained(vote, window, incidents) else vote
@@ -80,9 +80,13 @@ def _explained(vote: Vote, window: Window, incidents: Sequence[IncidentRecord]) 
 
 def _of_pace(vote: Vote) -> bool:
     """True if a vote is about the pace of the job or of ranks, of nothing else, and was not judged by CPU time yet."""
-    pace = bool(vote.metrics) and all(name.startswith(_OF_PACE) for name in vote.metrics)
+    pace = bool(vote.metrics) and _about_pace(vote.metrics)
     judged = vote.verified and ON_CPU in vote.metrics
     return vote.opinion == "anomalous" and not vote.hard and pace and vote.kind in _KINDS and not judged
+
+
+def _about_pace(metrics: Sequence[str]) -> bool:
+    return all(name.startswith(_OF_PACE) for name in metrics)
 
 
 def _known(vote: Vote, named: set[int], incidents: Sequence[IncidentRecord]) -> bool:
@@ -115,7 +119,7 @@ def _of_job(vote: Vote, onset_s: float, window: Window, ranks: RankSeconds) -> V
     """A vote that the whole job is slow: on a busy host it has to last, and is the host's where waiting explains it."""
     if not window.live.any():
         return _calm(vote, "all ranks have ended")
-    busiest = _busiest(window, ranks)
+    busiest = _busiest(window, ranks) or _held_up(onset_s, window, ranks)
     if not busiest:
         return vote
     if vote.verified and _busy_as_ever(onset_s, window, ranks):
@@ -210,6 +214,32 @@ def _busiest(window: Window, ranks: RankSeconds) -> str:
     return f"the ranks of {window.nodes[worst] or 'this host'} wait for a CPU {lost[worst]:.0%} of the time"
 
 
+def _held_up(onset_s: float, window: Window, ranks: RankSeconds) -> str:
+    """Which full host holds up the job although each of its ranks waits little, in words; empty if none does."""
+    full = _full(window, ranks)
+    if not full.any():
+        return ""
+    host = window.nodes[int(np.argmax(full))] or "this host"
+    if window.end_s - onset_s < HOST_S:
+        return f"all processors of {host} are in use"
+    levels = _levels(onset_s, window, ranks)
+    place = None if levels is None else _explaining_together(levels, full, window)
+    return "" if place is None else f"the ranks of {window.nodes[place] or 'this host'} hold each other up"
+
+
+def _full(window: Window, ranks: RankSeconds) -> Flags:
+    """Whose host has no processor left [ranks]."""
+    return np.asarray(mean(ranks.used[ranks.between(window.end_s - RECENT_S)]) >= FULL)
+
+
+def _explaining_together(levels: _Levels, full: Flags, window: Window) -> int | None:
+    """A rank of the full host whose ranks' waits explain it together: a step waits for each of its ranks in turn."""
+    nodes = np.array(window.nodes)
+    beside = (nodes[:, None] == nodes) & window.live
+    before, now = (np.minimum(beside @ np.nan_to_num(one), 1.0) for one in (levels.before, levels.now))
+    return most_explaining(before, np.where(full, now, np.nan), levels.before_s, levels.now_s)
+
+
 class _Levels(NamedTuple):
     """What steps take and ranks wait, before an onset and since."""
 
@@ -266,8 +296,12 @@ def _of_host(vote: Vote, onset_s: float, window: Window, ranks: RankSeconds) -> 
     It names the rank that alone waits so long, as the one that suffers.
     """
     levels = _levels(onset_s, window, ranks)
-    worst = None if levels is None else most_explaining(levels.before, levels.now, levels.before_s, levels.now_s)
-    if levels is None or worst is None:
+    if levels is None:
+        return None
+    worst = most_explaining(levels.before, levels.now, levels.before_s, levels.now_s)
+    if worst is None:
+        worst = _explaining_together(levels, _full(window, ranks), window)
+    if worst is None:
         return None
     node, share = window.nodes[worst], float(levels.now[worst])
     others = levels.now[window.live & (np.array(window.nodes) == node) & (np.arange(len(window.nodes)) != worst)]

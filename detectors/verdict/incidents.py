@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
@@ -142,6 +142,7 @@ class IncidentTracker:
     def _apply(
         self, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
     ) -> list[IncidentRecord]:
+        candidate = self._timed(candidate, window.now_s)
         known = self._related(candidate, window)
         if known is not None:
             known.supported_s = window.now_s
@@ -153,6 +154,13 @@ class IncidentTracker:
             return []
         self._open[record.id] = OpenIncident(record, window.now_s, live, candidate.hard, window.now_s, window.restarts)
         return [record] if live else []
+
+    def _timed(self, candidate: Candidate, now_s: float) -> Candidate:
+        """`candidate` as of now, where it says of no time and is what came of an open incident since."""
+        if candidate.onset_s is not None or candidate.family != "slow":
+            return candidate
+        timed = replace(candidate, onset_s=now_s)
+        return timed if any(echoes(timed, record) for record in self.open) else candidate
 
     def _related(self, candidate: Candidate, window: Window) -> OpenIncident | None:
         """The open incident of the same cause, of the same family if there is one."""

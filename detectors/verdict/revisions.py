@@ -10,6 +10,7 @@ import msgspec
 from trainwarden.detectors.verdict.ensemble import FAILURE_KINDS, KIND_ORDER, Candidate, family_of
 from trainwarden.records import IncidentRecord, Suspect
 
+SURER: Final = 0.05  # of a score: what a score gains from window to window is no news
 CERTAIN: Final = 1.0  # the score of a failure that names its own cause
 MAX_FOLLOWED: Final = 8
 # Kinds, beside failures, that the end of a process may have: then its rank is certain.
@@ -60,7 +61,7 @@ def better(record: IncidentRecord, candidate: Candidate, known: bool) -> Inciden
     if take:
         return _with(record, candidate)
     new = set(_keys(candidate.suspects)) - set(_keys(record.suspects))
-    surer = not known and _surest(candidate.suspects) > _surest(record.suspects)
+    surer = not known and _surest(candidate.suspects) >= _surest(record.suspects) + SURER
     if record.kind == candidate.kind and (new or surer):
         return _with(record, candidate)
     return None
@@ -265,14 +266,18 @@ def echoes(candidate: Candidate, record: IncidentRecord) -> bool:
 
 
 def roots(candidate: Candidate, record: IncidentRecord) -> bool:
-    """True if `candidate` is the root of `record`, which was opened first: a leak of what it made slow or ended."""
+    """True if `candidate` is the root of `record`, which was opened first.
+
+    That is a leak of what it made slow or ended, or of a rank that was only seen to differ from its peers.
+    """
     if candidate.kind == "memory_leak" and (whose := _ENDS_OF_LEAKS.get(record.kind)) is not None:
         mine = any(name.startswith(whose) for name in candidate.metrics)
         return mine and overlap(candidate.suspects, record.suspects, ("rank",))
-    if candidate.kind != "memory_leak" or record.kind not in ("slow_job", "slow_compute") or candidate.onset_s is None:
+    slowed = record.kind in ("slow_job", "slow_compute")
+    if candidate.kind != "memory_leak" or candidate.onset_s is None or not (slowed or covers(candidate, record)):
         return False
     began_s = record.onset_s if record.onset_s is not None else record.opened_at_s
-    named = any_place(record.suspects) and not overlap(candidate.suspects, record.suspects, ("rank",))
+    named = slowed and any_place(record.suspects) and not overlap(candidate.suspects, record.suspects, ("rank",))
     return -SAME_CAUSE_S <= began_s - candidate.onset_s <= ECHO_S and not named
 
 

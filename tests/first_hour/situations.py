@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -189,16 +190,10 @@ def run(situation: Situation, how: str, folder: Path, packages: Path | None = No
     if packages is not None:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(packages), environ.get("PYTHONPATH", ""))))
     command = [*WATCH, "--json", str(out), "--", *command_of(situation, how)]
-    busy = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(situation.busy_loops)]
     began_s = time.monotonic()
-    try:
-        with (folder / "log").open("wb") as log:
-            watch = psutil.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
-            code = _wait(watch, situation, folder)
-    finally:
-        for one in busy:
-            one.kill()
-            one.wait()
+    with busy_loops(situation.busy_loops), (folder / "log").open("wb") as log:
+        watch = psutil.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
+        code = _wait(watch, situation, folder)
     made = json.loads(out.read_text()) if out.exists() else {}
     text = (folder / "log").read_text(errors="replace")
     fault = folder / "fault_at"
@@ -206,11 +201,23 @@ def run(situation: Situation, how: str, folder: Path, packages: Path | None = No
     return Cell(situation, how, code, made, time.monotonic() - began_s, text[-3_000:], fault_at_s)
 
 
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """`count` processes that compute and compute."""
+    busy = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
 def _wait(watch: psutil.Popen, situation: Situation, folder: Path) -> int:
     """Meddle, and wait for the end; the exit code."""
     try:
         if situation.meddle is not None:
-            _wait_for_steps(folder, watch)
+            wait_for_steps(folder, watch)
             situation.meddle(watch, folder)
         return int(watch.wait(LIMIT_S))
     except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
@@ -218,7 +225,7 @@ def _wait(watch: psutil.Popen, situation: Situation, folder: Path) -> int:
         return int(watch.wait())
 
 
-def _wait_for_steps(folder: Path, watch: psutil.Process) -> None:
+def wait_for_steps(folder: Path, watch: psutil.Process) -> None:
     """Until a rank has a hook file, and then some steps more."""
     until_s = time.monotonic() + LIMIT_S / 2
     while time.monotonic() < until_s and watch.is_running():

@@ -255,7 +255,20 @@ def incident_words(record: IncidentRecord) -> str:
 
 
 def measured_seconds(record: IncidentRecord) -> list[str]:
-    """What the suspected rank of a slow job computes a step beside its peers, where that was measured."""
+    """What the suspected rank of a slow job computes a step beside its peers, where that was measured and differs.
+
+    Examples
+    --------
+    >>> import msgspec
+    >>> from trainwarden.records import Suspect
+    >>> opened = IncidentRecord(id="i1", job="j", kind="slow_compute", severity="sev3", state="opened", revision=0,
+    ...     opened_at_s=0.0, updated_at_s=0.0, reason="", suspects=(Suspect(score=1.0, reason="", rank=1),),
+    ...     evidence={"ranks": [0, 1], "compute_s": [0.04, 0.22]})
+    >>> measured_seconds(opened)
+    ['rank 1 computes 0.22 s a step, its peers 0.04 s']
+    >>> measured_seconds(msgspec.structs.replace(opened, evidence={"ranks": [0, 1], "compute_s": [0.0401, 0.04]}))
+    []
+    """
     ranks, seconds = record.evidence.get("ranks"), record.evidence.get("compute_s")
     rank = record.suspects[0].rank if record.suspects else None
     if not isinstance(ranks, list) or not isinstance(seconds, list) or len(ranks) != len(seconds) or rank not in ranks:
@@ -264,7 +277,8 @@ def measured_seconds(record: IncidentRecord) -> list[str]:
     own = seconds[ranks.index(rank)]
     if not others or not all(isinstance(value, float) for value in (own, *others)):
         return []
-    return [f"rank {rank} computes {own:.2g} s a step, its peers {statistics.median(others):.2g} s"]
+    mine, theirs = (f"{value:.2g} s" for value in (own, statistics.median(others)))
+    return [] if mine == theirs else [f"rank {rank} computes {mine} a step, its peers {theirs}"]
 
 
 def short_id(name: str) -> str:

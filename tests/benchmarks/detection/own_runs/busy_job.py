@@ -1,7 +1,8 @@
 """One rank of a job beside busy loops: a fixed work per step, computed or slept; the last rank does more later on.
 
 Started as a file: ``python busy_job.py cpu|sleep TIMES FROM_S UNTIL_S WORK``.
-``BUSY_BEGUN`` is the time, in seconds since 1970, that times count from.
+``BUSY_BEGUN`` is the time, in seconds since 1970, that times count from; without it they count from step `WARM`.
+Where `FIRST_HOUR_FOLDER` is set, the last rank notes there when it becomes slow.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -17,6 +19,7 @@ import torch.distributed as dist
 
 SIDE: Final = 256  # of the matrices whose products are the work
 NAP_S: Final = 0.02
+WARM: Final = 5
 STOP_EVERY: Final = 10  # steps
 
 
@@ -43,12 +46,17 @@ def work(kind: str, amount: float) -> None:
 def main(kind: str, times: float, from_s: float, until_s: float, amount: float) -> None:
     """Train until `until_s`."""
     torch.set_num_threads(1)
+    folder = os.environ.get("FIRST_HOUR_FOLDER")
     dist.init_process_group("gloo")
-    begun_s, last = float(os.environ["BUSY_BEGUN"]), dist.get_rank() == dist.get_world_size() - 1
+    begun_s, last = float(os.environ.get("BUSY_BEGUN", "inf")), dist.get_rank() == dist.get_world_size() - 1
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 1))
     optimizer, stop = torch.optim.SGD(model.parameters(), 1e-3), torch.zeros(1)
     for step, batch in enumerate(torch.utils.data.DataLoader(Rows(), batch_size=None)):
+        if step == WARM and "BUSY_BEGUN" not in os.environ:
+            begun_s = time.time()
         now_s = time.time() - begun_s
+        if last and now_s >= from_s and folder:
+            Path(folder, "fault_at").touch()
         outputs = model(batch)
         work(kind, amount * (times if last and now_s >= from_s else 1.0))
         outputs.square().mean().backward()

@@ -38,7 +38,13 @@ def test_what_where_evidence_why_not_others_and_next():
     assert told.what.endswith("rank 2 computes 1.9 times as long as its peers")
     assert told.where == "rank 2, node n1, device GPU-7"
     evidence = "\n".join(told.evidence)
-    for said in ("step 40", "1.90 times", "rank 2 computes longest, 1.8 s", "peer_deviation finds it strange", "hertz"):
+    for said in (
+        "step 40",
+        "1.90 times",
+        "rank 2 computes longest, 1.8 s; the other rank 0.9 s",
+        "peer_deviation finds it strange",
+        "hertz",
+    ):
         assert said in evidence
     assert told.why_not_others == (
         "rank 3, node n1 is less likely (20%): same node",

@@ -30,14 +30,14 @@ VOID = {"meta", "link", "br", "input", "img", "hr"}
 class Site:
     """The application over an overview."""
 
-    def __init__(self, overview: Overview, told: Iterable[Told] = ()) -> None:
+    def __init__(self, overview: Overview, told: Iterable[Told] = (), here: str | None = None) -> None:
         self.overview = overview
         self.asked_s: list[float] = []
         self._told = list(told)
         clock = ManualClock(NOW_S)
         tokens = Tokens({digest_of(ACT): Person("on-call", "act"), digest_of(OBSERVE): Person("guest", "observe"),
                          digest_of(APPROVE): Person("pager", "approve")})  # fmt: skip
-        pages = Pages(overview, clock, self._logs, self._metrics)
+        pages = Pages(overview, clock, self._logs, self._metrics, here)
         self.said: list[CommandRecord] = []
         parts = Parts(
             overview, tokens, SelfMetrics("serve"), clock, self.said.append, routes=tuple(pages.routes())
@@ -181,6 +181,14 @@ def test_an_incident_is_told_in_plain_words_with_what_to_do(site: Site) -> None:
     text = site.get("/incidents/llama-70b%2Fslow_compute%2F1").text
     for words in ("In plain words", "lof abstains: no model is loaded", "trainwarden actions approve rebalance/1"):
         assert words in text
+
+
+def test_who_reads_on_the_node_itself_is_sent_to_it_by_no_ssh() -> None:
+    address = "/incidents/llama-70b%2Fslow_compute%2F1"
+    there, here = (Site(overview_of(world()), here=node).get(address).text for node in (None, "node-00"))
+    assert "ssh node-00 top -b -n 1" in there
+    assert "top -b -n 1" in here
+    assert "ssh" not in here
 
 
 def test_commands_hold_names_as_one_word_of_a_shell(site: Site) -> None:

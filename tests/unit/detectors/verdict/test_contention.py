@@ -9,10 +9,11 @@ import pytest
 
 from tests.unit.detectors.detection_streams import JOB, START_S, Job, Run, event
 from trainwarden.detectors.job.board import MetricBuffer
+from trainwarden.detectors.job.state import JobState
 from trainwarden.detectors.peers.cpu_wait import ON_CPU, QUEUED, USED
 from trainwarden.detectors.peers.rank_seconds import CPU_TICKS
-from trainwarden.detectors.verdict.contention import HOST_S
-from trainwarden.records import IncidentRecord, MetricsRecord
+from trainwarden.detectors.verdict.contention import HOST_S, excused
+from trainwarden.records import IncidentKind, IncidentRecord, MetricsRecord, Suspect, Vote
 
 SLOW, STEPS = 80, 160
 Share = Callable[[int, bool], float]
@@ -124,6 +125,39 @@ def full(job: Job) -> None:
         job.add(
             at_s, MetricsRecord(job=JOB, node="node0", time_s=at_s, devices=("host",), names=(USED,), values=((1.0,),))
         )
+
+
+@pytest.mark.parametrize(("each", "kinds"), [(0.07, ["host_contention"]), (0.012, ["slow_job"])])
+def test_ranks_that_hold_each_other_up_on_a_full_host_are_its_contention(each: float, kinds: list[str]) -> None:
+    """A step waits for every rank in turn: four that wait 7 % of the time each cost it more than a fifth."""
+    job = Job(slow=lambda rank, step: 1.3 if step >= SLOW else 1.0, noise=0.02).run(STEPS + 60)
+    full(measured(job, lambda rank, late: each if late else 0.01, lambda rank, late: 0.1))
+    assert [one.kind for one in told(job)] == kinds
+    assert named(job) == []
+
+
+@pytest.mark.parametrize(("kind", "metric", "is_excused"), [
+    ("memory_leak", "rank_anonymous_memory_bytes", True), ("metric_anomaly", "rank_resident_memory_bytes", True),
+    ("slow_compute", "iteration_compute_seconds", False),
+])  # fmt: skip
+def test_a_rank_that_another_incident_names_is_judged_by_its_cpu_time(
+    kind: IncidentKind, metric: str, is_excused: bool
+) -> None:
+    job = measured(slow(), lambda rank, late: 0.6 if rank == 2 and late else 0.4, lambda rank, late: 0.3)
+    state = JobState(JOB)
+    for _, record in job.records:
+        state.feed(record)
+    suspects = (Suspect(score=1.0, reason="is slow", rank=2, node="node0"),)
+    vote = Vote(
+        opinion="anomalous", score=1.0, kind="slow_compute", verified=True, suspects=suspects,
+        metrics=("iteration_compute_seconds",), onset_s=job.ends_s[SLOW - 1],
+    )  # fmt: skip
+    known = IncidentRecord(
+        id="i", job=JOB, kind=kind, severity="sev3", state="opened", revision=1, opened_at_s=job.end_s,
+        updated_at_s=job.end_s, reason="r", suspects=suspects, metrics=(metric,),
+    )  # fmt: skip
+    (judged,) = excused({"peers": vote}, state.window(job.end_s), [known]).values()
+    assert (judged.kind != "slow_compute") is is_excused
 
 
 def test_a_rank_that_is_named_stays_named_when_the_host_becomes_busy() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.unit.detectors.detection_streams import START_S, Job, event
+from trainwarden.detectors.job.samples import Entity
 from trainwarden.detectors.job.state import JobState
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.logs.loss_watch import LossWatch
@@ -226,7 +227,10 @@ def replace_step(record: IncidentRecord, step: int) -> IncidentRecord:
     return msgspec.structs.replace(record, opened_step=step, revision=record.revision + 1)
 
 
-@pytest.mark.parametrize("slow", [candidate("slow_job", onset_s=START_S + 60.0), candidate("slow_compute", 1)])
+@pytest.mark.parametrize("slow", [
+    candidate("slow_job", onset_s=START_S + 60.0), replace(candidate("slow_job"), onset_s=None),
+    candidate("slow_compute", 1),
+])  # fmt: skip
 def test_a_job_that_is_slow_while_a_rank_leaks_is_one_incident_in_either_order(slow: Candidate) -> None:
     story = Story()
     story.at(0.0, candidate("memory_leak", 1))
@@ -241,6 +245,27 @@ def test_a_job_that_is_slow_while_a_rank_leaks_is_one_incident_in_either_order(s
         (other.told[0].id, slow.kind),
         (other.told[0].id, "memory_leak"),
     ]
+
+
+def test_a_rank_whose_memory_is_unlike_its_peers_is_the_leak_in_either_order() -> None:
+    """What compares peers names the row of the rank, as its agent sends it."""
+    row = Entity("node0", "rank-1", 1).suspect(1.0, "rank_anonymous_memory_bytes 1.6e+09 where its 3 peers have 4e+08")
+    unlike, leak = replace(candidate("metric_anomaly", 1), suspects=(row,)), candidate("memory_leak", 1)
+    for first, then in ((unlike, leak), (leak, unlike)):
+        story = Story()
+        story.at(0.0, first)
+        story.at(1.0, first, then)
+        assert [(one.id, one.kind) for one in story.told if one.kind == "memory_leak"] == [
+            (story.told[0].id, "memory_leak")
+        ]
+        assert len({one.id for one in story.told}) == 1
+
+
+def test_a_score_that_grows_from_window_to_window_is_no_news_each_time() -> None:
+    story = Story()
+    for window in range(20):
+        story.at(float(window), candidate("metric_anomaly", 1, score=0.75 + window / 128.0))
+    assert [one.suspects[0].score * 128.0 for one in story.told] == [96.0, 103.0, 110.0]
 
 
 def test_a_rank_that_is_slow_while_another_leaks_is_another_incident() -> None:

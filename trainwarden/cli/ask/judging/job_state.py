@@ -41,7 +41,7 @@ def state_of(view: JobView, now_s: float, *, killed: bool = False) -> JobState:
     ended = view.ended or killed or gone
     incidents = [one for one in view.incidents.values() if one.state != "closed" or "closed" in one.evidence]
     failed = bool(view.exit_code) and not view.interrupted
-    words = "running"
+    words = "running" if view.ranks() else "no ranks yet"  # services may wait for their job
     if view.ended:
         words = (
             "interrupted" if view.interrupted else "ended" if view.exit_code is None else f"ended ({view.exit_code})"
@@ -91,6 +91,10 @@ def _blind(view: JobView, now_s: float, *, ended: bool) -> Blind | None:
     if not ended and now_s - newest_s > UNJUDGED_S:
         return Blind(f"the detector has not judged it for {now_s - newest_s:,.0f} s", "see trainwarden doctor")
     if not view.steps_done():
+        if not view.ranks() and not ended:
+            return Blind(
+                "no rank was seen", "start the job: trainwarden up says how one joins (docs/training_loops.md)"
+            )
         remedy = "torch must train in the job's own Python, or the script marks its steps (docs/training_loops.md)"
         return Blind("no training step was seen", remedy)
     return None

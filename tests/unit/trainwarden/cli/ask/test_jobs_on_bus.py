@@ -23,6 +23,7 @@ from trainwarden.records import (
     ActionRecord,
     CommandRecord,
     EventRecord,
+    HeartbeatRecord,
     IncidentRecord,
     IterationRecord,
     Record,
@@ -148,6 +149,23 @@ def test_an_empty_bus_is_no_healthy_one(tmp_path: Path, capsys: pytest.CaptureFi
     assert status(bus=f"embedded:{tmp_path / 'bus.db'}") == 3
     assert capsys.readouterr().out.startswith("NOT JUDGED: no job on this bus yet")
     assert incidents(bus=f"embedded:{tmp_path / 'bus.db'}") == 3
+
+
+def test_services_that_wait_for_their_job_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `up`, before a rank has joined: an agent's heartbeat, and a verdict on the node."""
+    monkeypatch.setattr("time.time", lambda: NOW_S)
+    bus = EmbeddedBus(str(tmp_path / "bus.db"))
+    beat = HeartbeatRecord(job="j", node="n", time_s=NOW_S)
+    for record in (beat, verdict(NOW_S)):
+        bus.publish(topic_of(record), "j", record)
+    bus.flush()
+    bus.close()
+    assert status(bus=f"embedded:{tmp_path / 'bus.db'}") == 3
+    said = capsys.readouterr().out
+    assert "j    no ranks yet  not judged  0" in said
+    assert "j NOT JUDGED: no rank was seen" in said
 
 
 def test_status_says_where_times_come_from(address: str, capsys: pytest.CaptureFixture[str]) -> None:
