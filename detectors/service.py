@@ -31,7 +31,7 @@ log = logging.getLogger("trainwarden.detection")
 
 URGENT: Final = frozenset({
     "process_exit", "exception", "fatal_signal", "xid", "link_down", "fabric_down", "device_lost", "heartbeat_lost",
-    "job_end",
+    "job_end", "transition",
 })  # fmt: skip
 ATTENTIVE_S: Final = 3.0  # after a hard event a job is judged at every tick for this long: cascades, roots, words
 STALL_S: Final = 0.3  # no sign of progress for this long: judge at every tick, a hang may be under way

@@ -158,6 +158,40 @@ def train_step(
     return share
 
 
+def train_resilient(args: argparse.Namespace) -> None:
+    """The same steps; when a rank dies the others finish its step, and its next process joins before another."""
+    from trainwarden.transition import ResilientStep
+
+    network = GPT()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    text, device = Text(args.seed, args.micro_batches), EmulatedDevice(args.micro_batch_ms / 1e3)
+    first_step = 0
+    if path := os.environ.get("TRAINWARDEN_RESUME_FROM"):  # the launcher gives all ranks the same
+        state = torch.load(path, weights_only=True)
+        network.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first_step = int(state["step"])
+    steps = ResilientStep(args.micro_batches, network, optimizer, first_step=first_step)
+    for step in steps.numbers(args.steps):
+        began_s, losses = time.monotonic(), []
+        for micro in steps.micro_batches():
+            inputs, targets = text.micro_batch(step, micro.index)
+            computing_s = time.process_time()
+            loss = cross_entropy(network(inputs).flatten(0, 1), targets.flatten())
+            device.work(time.process_time() - computing_s)
+            (loss * micro.weight).backward()
+            losses.append(loss.item())
+        if steps.due:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if steps.is_first and losses and step % args.log_every == 0:  # of its own micro-batches
+            loss_now, took_s = sum(losses) / len(losses), time.monotonic() - began_s
+            print(f"step {step} loss {loss_now:.6f} iteration_s {took_s:.3f}", flush=True)
+        if args.checkpoint_dir and (step + 1) % args.checkpoint_every == 0 and steps.is_first:
+            save_checkpoint(args.checkpoint_dir, step + 1, network, optimizer)
+    steps.close()
+
+
 def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int = 3) -> None:
     """Write ``step-N.pt`` whole or not at all, then drop all but the newest `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -226,6 +260,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=1, help="steps")
+    parser.add_argument("--resilient", action="store_true", help="go on when a rank dies")
     parser.add_argument("--fault-file", type=Path, default=None, help="what the demo asks a rank to fail with")
     return parser.parse_args()
 
@@ -234,6 +269,9 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
+    if args.resilient:
+        train_resilient(args)
+        return
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if args.micro_batches < ranks:

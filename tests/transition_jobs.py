@@ -26,6 +26,12 @@ class Ended(NamedTuple):
     weights: list[dict[str, torch.Tensor]]
     notes: dict[int, Any]
 
+    @classmethod
+    def read(cls, out: Path, ranks: int) -> Ended:
+        """What ranks left that somebody else has started; codes of processes are not known."""
+        notes = {rank: json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(ranks)}
+        return cls({}, [torch.load(one) for one in sorted(out.glob("rank-*.pt"))], notes)
+
     def is_as(self, whole: dict[str, torch.Tensor]) -> bool:
         """Whether all parameters are those of a job that lost nobody, within 1e-6."""
         return all((one[name] - whole[name]).abs().max() <= 1e-6 for one in self.weights for name in whole)

@@ -25,6 +25,8 @@ def restart(view: PlanningContext, rung: RestartProcess) -> Intent | None:
     incident = view.case.incident
     if view.rules.remedies.restart_of(incident) is None:
         return None
+    if incident.evidence.get("renewed") and not view.failed():
+        return None  # the other ranks go on, and the launcher starts this one again
     intent = Intent(
         id=view.next_id("restart"),
         kind="restart_process",

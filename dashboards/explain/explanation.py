@@ -122,6 +122,7 @@ def _evidence(
     for suspect in incident.suspects[:MOST]:
         yield f"{place(suspect) or 'somebody'} (likely to {suspect.score:.0%}){_news(suspect.reason, incident)}"
     yield from _slowness(incident.evidence)
+    yield from _transition(incident.evidence)
     output = incident.evidence.get("output")
     for text in output[-PRINTED:] if isinstance(output, list | tuple) else ():
         yield f"it printed: {text}"
@@ -142,6 +143,18 @@ def _evidence(
         yield f"it was told {incident.told_late_s:.0f} s late: nobody was there in time"
     for action in actions[-MOST:]:
         yield f"action {action.kind} is {action.outcome}: {action.why}"
+
+
+def _transition(evidence: dict[str, Any]) -> Iterator[str]:
+    """How the other ranks went on without one that died."""
+    survived, spent_s = evidence.get("survived"), evidence.get("transition_seconds")
+    if evidence.get("renewed") and not survived:
+        yield "the other ranks go on, and the launcher starts it again alone"
+    for one in survived[-MOST:] if isinstance(survived, list | tuple) else ():
+        yield f"the job went on: {one}"
+    if isinstance(spent_s, dict) and spent_s:
+        phases = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in spent_s.items())
+        yield f"transitions took {sum(spent_s.values()):.3f} s: {phases}"
 
 
 def _slowness(evidence: dict[str, Any]) -> Iterator[str]:

@@ -69,6 +69,13 @@ ACTIONS: Final = Family("trainwarden_actions_total", "counter", (_JOB, "kind", "
 ACTIONS_WAITING: Final = Family(
     "trainwarden_actions_waiting", "gauge", (_JOB,), "Actions that wait for a person's word."
 )
+TRANSITION: Final = Family(
+    "trainwarden_transition_seconds_total",
+    "counter",
+    (_JOB, "phase"),
+    "Time in which survivors of a lost rank went on with its step, or took it back: agreeing on members, forming the "
+    "group, handing on state, computing its micro-batches again.",
+)
 STOPPED: Final = Family("trainwarden_acting_stopped", "gauge", (), "1 while a person has stopped all acting.")
 MODEL: Final = Family(
     "trainwarden_model_info", "gauge", ("detector", "version", "alias"), "1 for each model that votes now."
@@ -95,8 +102,8 @@ LAG: Final = Family(
 
 OF_JOBS: Final = (
     INCIDENTS_OPEN, INCIDENTS, DETECTOR_SCORE, DETECTOR_ANOMALOUS, ANOMALOUS, VERDICT_TIME, SUSPECT_SCORE, ITERATION,
-    ITERATION_HEALTHY, STEP, RANKS, NODES, RANK_COMPUTE, RANK_WAIT, ACTIONS, ACTIONS_WAITING, STOPPED, MODEL, NODE_SEEN,
-    COORDINATOR_SEEN,
+    ITERATION_HEALTHY, STEP, RANKS, NODES, RANK_COMPUTE, RANK_WAIT, ACTIONS, ACTIONS_WAITING, TRANSITION, STOPPED,
+    MODEL, NODE_SEEN, COORDINATOR_SEEN,
 )  # fmt: skip
 """Told by `trainwarden serve`, from the board."""
 OF_SERVICES: Final = (HEARTBEAT, UP, LAG)

@@ -109,6 +109,8 @@ def _of_job(job: JobOverview, now_s: float | None) -> Iterator[Sample]:
         for outcome in get_args(Outcome):
             if (kind, outcome) not in job.actions_total:
                 yield families.ACTIONS, (job.job, kind, outcome), 0.0  # a counter's birth is no increase
+    for phase, spent_s in job.transition_s.items():
+        yield families.TRANSITION, (job.job, phase), spent_s
     yield families.ACTIONS_WAITING, (job.job,), float(len(job.waiting()))
     yield families.RANKS, (job.job,), float(job.ranks)
     yield families.NODES, (job.job,), float(len(job.nodes))

@@ -50,6 +50,7 @@ class JobOverview:
         self.node_seen_s: dict[str, float] = {}
         self.incidents_total: Counter[tuple[str, str]] = Counter()
         self.actions_total: Counter[tuple[str, str]] = Counter()
+        self.transition_s: dict[str, float] = {}
         self.seen_s: float | None = None
         self.judged_s: float | None = None
         self.ended = False
@@ -190,6 +191,11 @@ class JobOverview:
         self.events.append(record)
         if record.kind in ("job_start", "job_end"):
             self.ended = record.kind == "job_end"
+        elif record.kind == "transition":
+            for name, spent_s in record.fields.items():
+                if name.endswith("_s") and isinstance(spent_s, float):
+                    phase = name.removesuffix("_s")
+                    self.transition_s[phase] = self.transition_s.get(phase, 0.0) + spent_s
         return True
 
 

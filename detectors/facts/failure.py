@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
-from trainwarden.records import IncidentKind, Severity
+from trainwarden.records import EventRecord, IncidentKind, Severity
 
+SURVIVED: Final = "survived"  # evidence: sentences on the transitions, and their seconds by phase
+SURVIVED_S: Final = "transition_seconds"
+PHASES: Final = ("members", "group", "state", "again")  # trainwarden.transition.step.Transition
 Role = Literal["root", "cascade", "stop"]
 
 
@@ -31,7 +34,39 @@ class Failure(msgspec.Struct):
     unknown: bool = False  # nothing tells how it ended: by whoever ended the command, perhaps
     of_command: bool = False  # the command as a whole, not one of its ranks
     reported: bool = False
+    renewed: bool = False  # its launcher starts this rank again alone, while the others go on
+    survived: list[str] = msgspec.field(default_factory=list)  # what became of those transitions
+    survived_s: dict[str, float] = msgspec.field(default_factory=dict)  # seconds of them by phase
     over: bool = False  # its ranks were started again: it is reported once, if it was not, and forgotten
+
+    @property
+    def waits(self) -> bool:
+        """Whether its rank has not joined the others again, or that is not told yet."""
+        return self.renewed and not (self.over and self.reported)
+
+    @property
+    def transition(self) -> dict[str, Any]:
+        """What an incident says of how the others went on."""
+        if not self.renewed:
+            return {}
+        return {"renewed": True, SURVIVED: [*self.survived], SURVIVED_S: {**self.survived_s}}
+
+    def survive(self, event: EventRecord) -> None:
+        """Note a transition of the survivors; once this rank has joined, the failure is over, and is told once more."""
+        gone, joined = (_ranks(event.fields.get(name)) for name in ("gone", "joined"))
+        if not self.renewed or self.rank not in gone | joined:
+            return
+        self.survived.append(event.message)
+        for phase in PHASES:
+            if isinstance(spent_s := event.fields.get(f"{phase}_s"), int | float):
+                self.survived_s[phase] = round(self.survived_s.get(phase, 0.0) + spent_s, 4)
+        if self.rank in joined:
+            self.over, self.reported, self.hold_s = True, self.role == "stop", 0.0  # a stop is told to nobody
+
+
+def _ranks(said: object) -> set[int]:
+    """The ranks of a field such as ``1, 2``."""
+    return {int(one) for one in said.split(", ") if one.isdecimal()} if isinstance(said, str) else set()
 
 
 def one_was_killed(stops: list[Failure], cascades: list[Failure]) -> bool:

@@ -80,7 +80,10 @@ class Failures:
             self._take_restart(event)
         elif event.kind in {"job_start", "process_start"}:
             # A launcher starts new processes when the old ones are gone: what failed before is over.
-            self._forget_before(event.time_s)
+            self._forget_before(event.time_s, alone=event.kind == "process_start")
+        elif event.kind == "transition":
+            for one in self._failures.values():
+                one.survive(event)
         elif event.kind == "fatal_signal":
             signal = str(event.fields.get("signal", "a fatal signal"))
             self._fail(event, window, "root", f"{_who(event)} died of {signal}")
@@ -105,7 +108,7 @@ class Failures:
         if self._failures and len(window.ends_s):
             newest_s = max(failure.time_s for failure in self._failures.values())
             if float(window.ends_s[-1]) > newest_s + self._outlived_s:
-                self._failures.clear()
+                self._failures = {life: one for life, one in self._failures.items() if one.waits}
 
     def vote(self, window: Window) -> Vote:
         """The failure to be told now, or why none is."""
@@ -140,7 +143,7 @@ class Failures:
             onset_step=first.step,
             at_step=first.step,
             hard=True,
-            evidence={"output": lines} if (lines := self._output.tail(first.rank)) else {},
+            evidence={**first.transition, **({"output": lines} if (lines := self._output.tail(first.rank)) else {})},
         )
 
     # -- internals -------------------------------------------------------------------------------------------
@@ -217,9 +220,14 @@ class Failures:
             self._forget_before(float("inf"))
             self._given_up.forget()
 
-    def _forget_before(self, time_s: float) -> None:
-        """Forget failures up to then; a root that waited for its words is reported first: a launcher may be quicker."""
+    def _forget_before(self, time_s: float, *, alone: bool = False) -> None:
+        """Forget failures up to then; a root that waited for its words is reported first: a launcher may be quicker.
+
+        A process that is started `alone` takes the place of one rank, which has yet to join the others.
+        """
         for life, one in list(self._failures.items()):
+            if alone and one.waits:
+                continue
             if one.time_s < time_s and (one.reported or one.role != "root" or one.unknown):
                 del self._failures[life]
             elif one.time_s < time_s:
@@ -230,6 +238,11 @@ class Failures:
         return self._planned_from_s <= event.time_s <= self._planned_until_s
 
     def _apply_exit(self, event: EventRecord, window: Window) -> None:
+        self._apply_end(event, window)
+        if (one := self._failures.get(_life(event))) is not None and event.fields.get("renewed"):
+            one.renewed = True
+
+    def _apply_end(self, event: EventRecord, window: Window) -> None:
         code, signal = event.fields.get("code"), event.fields.get("signal")
         life = _life(event)
         if code == 0 and not signal:

@@ -41,6 +41,7 @@ EVIDENCE_EVERY_S: Final = 2.0
 ENDING: Final = frozenset({"exit", "ended"})  # phases in which ranks end one after the other: nothing to plan for
 KEEP_CLOSED: Final = 200
 JOB_ENDED: Final = "the job has ended"
+SURVIVED: Final = "survived"  # evidence of a failure, as trainwarden.detectors.facts.failure has it
 ALL_GONE: Final = "all ranks have ended"
 GONE_S: Final = 7.0  # so long are new processes waited for; with what waits for them, a status after 10 s says so
 
@@ -246,6 +247,9 @@ class IncidentTracker:
         record = entry.record
         known = entry.hard and entry.life == window.restarts  # a new life may fail of something else
         changed = better(record, candidate, known)
+        survived = candidate.evidence.get(SURVIVED)
+        if changed is None and survived is not None and survived != record.evidence.get(SURVIVED):
+            changed = msgspec.structs.replace(record, evidence={**record.evidence, **candidate.evidence})
         if changed is None and candidate.hard and entry.hard and not known:
             changed = record  # who acts on it must know that it is to blame for this failure too
         if candidate.hard:

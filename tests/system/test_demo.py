@@ -85,3 +85,12 @@ def test_without_a_fault_nothing_is_reported(quiet_demo: Path) -> None:
 def test_observe_only_proposes(tmp_path: Path) -> None:
     result = demo(tmp_path, "--fault", "crash", "--mode", "observe", "--rank", "1", *FEWEST)
     assert {action["outcome"] for action in result["actions"]} == {"proposed"}
+
+
+def test_the_others_finish_the_step_of_a_killed_rank_and_it_joins_again(tmp_path: Path) -> None:
+    result = demo(tmp_path, "--fault", "kill", "--continue", "--rank", "1", *SHORT)
+    assert result["actions"] == []
+    died, joined = result["transitions"]
+    assert (died["gone"], died["ranks"], joined["joined"], joined["ranks"], joined["source"]) == ("1", 2, "1", 3, "0")
+    assert died["step"] < joined["step"]
+    assert told(result, "crash", 1)["closed_at_s"] is not None

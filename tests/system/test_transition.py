@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from tests.system.torchrun_nodes import TorchrunNodes
 from tests.torch_forks import TorchForks
-from tests.transition_jobs import RANKS, Jobs
+from tests.transition_jobs import RANKS, SCRIPT, Ended, Jobs
+from trainwarden import rundir
+from trainwarden.topics import EVENTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -63,3 +68,30 @@ def test_a_newcomer_joins_with_the_state_of_a_survivor(jobs: Jobs) -> None:
     assert {one["members"] for one in ended.notes.values()} == {RANKS}
     first = min(number for number, _, _ in ended.notes[2]["computed"])
     assert 5 < first < 400
+
+
+def test_plain_torchrun_starts_a_dead_rank_again_alone_and_its_job_ends_well(
+    tmp_path: Path, torch_forks: TorchForks, jobs: Jobs
+) -> None:
+    """With our rendezvous. What becomes of ranks whose script has said nothing is in `test_torchrun`."""
+    out = tmp_path / "ranks"
+    out.mkdir()
+    nodes = TorchrunNodes(tmp_path, str(SCRIPT), "400", str(out), "2:5:reduce", nodes=1, forks=torch_forks)
+    try:
+        nodes.start("a", PET_NPROC_PER_NODE=str(RANKS))
+        assert set(nodes.codes().values()) == {0}, (tmp_path / "a.log").read_text()
+    finally:
+        nodes.close()
+    left = Ended.read(out, RANKS)
+    assert left.is_as(jobs.run(stop=400).weights[0])
+    assert len(left.weights) == RANKS
+    assert left.again() == [[5, index] for index in OWN[2]]
+    lines = (nodes.run_dir("a") / rundir.EVENTS).read_bytes().splitlines()
+    events = [EVENTS.decode(line) for line in lines]
+    ends = [event for event in events if event.kind == "process_exit" and event.fields.get("code") != 0]
+    assert [(one.rank, one.fields["signal"], one.fields["renewed"]) for one in ends] == [(2, "SIGKILL", True)]
+    died, joined = (event.fields for event in events if event.kind == "transition")
+    assert (died["gone"], died["step"], died["ranks"]) == ("2", 5, RANKS - 1)
+    assert (joined["joined"], joined["source"], joined["ranks"]) == ("2", "0", RANKS)
+    assert {"members_s", "group_s", "state_s", "again_s"} <= died.keys()
+    assert not any(event.kind == "restart" for event in events)

@@ -30,7 +30,7 @@ EventKind = Literal[
     "job_start", "job_end", "process_start", "process_exit", "exception", "fatal_signal", "xid", "link_down", "link_up",
     "device_lost", "heartbeat_lost", "checkpoint", "phase", "microbatch_plan", "restart", "collector_unsupported",
     "clock_step", "flight_recorder", "model", "fabric_down", "fabric_up", "device_back",
-    "parallel_layout", "stack", "operation",
+    "parallel_layout", "stack", "operation", "transition",
 ]  # fmt: skip
 EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
 EVENT_NAME = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*"  # held of what plug-ins declare; on the wire it costs half a decode

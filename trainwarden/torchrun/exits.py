@@ -15,8 +15,11 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+MOST_RENEWED: Final = 3  # as the service's MOST_FAILURES (actions/launchers/torchrun/table.py), and for as long
+FORGIVEN_S: Final = 3600.0
 EVENTS: Final = "torchelastic-events-{}"
 DESTINATIONS: Final = ("null", "console")
 _INFO: Final = struct.Struct("<QQ11Ii")  # linux/pidfd.h: pidfd_info, PIDFD_INFO_EXIT and PIDFD_GET_INFO
@@ -26,7 +29,10 @@ Changed = Callable[[dict[str, Any]], None]
 
 
 class Exit(NamedTuple):
-    """The end of a rank; `code` and `signal` are both None if nobody could say."""
+    """The end of a rank; `code` and `signal` are both None if nobody could say.
+
+    `renewed`: the rank is started again alone.
+    """
 
     rank: int
     pid: int
@@ -34,6 +40,7 @@ class Exit(NamedTuple):
     code: int | None
     signal: str | None
     asked: bool
+    renewed: bool = False
 
     @property
     def how(self) -> str:
@@ -41,6 +48,41 @@ class Exit(NamedTuple):
         if self.signal is not None:
             return f"was ended by {self.signal}"
         return "ended, nobody knows how" if self.code is None else f"ended with code {self.code}"
+
+
+class Renewals:
+    """Which ranks that died are started again alone: those whose script has said that the others go on meanwhile.
+
+    A script says so by a file of its rank (`trainwarden.transition.launcher`), and takes it back where it gives up.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the hook's files are.
+    most : int
+        How many within an hour, and since the newest checkpoint. After that a death ends all ranks, as without this.
+    """
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self._folder, self._most = folder, most
+        self._renewed_s: list[float] = []
+
+    def is_due(self, rank: int, attempt: int) -> bool:
+        """Whether the rank is to be started again; it has to say anew that it can be, and counts."""
+        now_s = time.monotonic()
+        self._renewed_s = [then_s for then_s in self._renewed_s if now_s - then_s < FORGIVEN_S]
+        try:
+            (self._folder / f"resilient-{attempt}-{rank}").unlink()
+        except OSError:
+            return False
+        if len(self._renewed_s) >= self._most:
+            return False
+        self._renewed_s.append(now_s)
+        return True
+
+    def forgive(self) -> None:
+        """A newer checkpoint is complete."""
+        self._renewed_s = []
 
 
 class Exits(logging.Handler):
@@ -52,11 +94,17 @@ class Exits(logging.Handler):
         Told what has changed of ``ranks``, ``alive``, ``failure`` and ``finished`` (`words.Beat` of the service).
     ended : callable
         Told each `Exit`; it may wait for a disk.
+    is_due : callable
+        Whether the rank of a number, of an attempt, is started again alone; asked once for each death.
     """
 
-    def __init__(self, changed: Changed, ended: Callable[[Exit], None]) -> None:
+    def __init__(
+        self, changed: Changed, ended: Callable[[Exit], None],
+        is_due: Callable[[int, int], bool] = lambda rank, attempt: False,
+    ) -> None:  # fmt: skip
         super().__init__(logging.INFO)
-        self._changed, self._ended = changed, ended
+        self._changed, self._ended, self._is_due = changed, ended, is_due
+        self._renewed: dict[int, bool] = {}  # by pid, what was decided of a death
         self._guard = threading.Lock()
         self._ranks: dict[int, int] = {}  # by pid, of this round
         self._ends: dict[int, Exit] = {}
@@ -88,6 +136,7 @@ class Exits(logging.Handler):
         with self._guard:
             self._round, self._size = number, 0
             self._ranks, self._ends, self._requested, self._killed = {}, {}, False, False
+            self._renewed = {}
 
     def end(self, *, requested: bool) -> None:
         """torchrun ends its ranks now: as that was `requested`, or as one of them has failed."""
@@ -102,11 +151,32 @@ class Exits(logging.Handler):
                 return
             ranks[pid], self._size = rank, of
             whole = len(ranks) == of
+        self._follow(pid, rank, ranks)
+        if whole:
+            self._publish()
+
+    def _follow(self, pid: int, rank: int, ranks: dict[int, int]) -> None:
         threading.Thread(
             target=self._wait, args=(pid, rank, ranks), name=f"trainwarden-rank-{rank}", daemon=True
         ).start()
-        if whole:
-            self._publish()
+
+    def is_to_renew(self, pid: int) -> bool:
+        """Whether the rank whose process `pid` has failed is to be started again, while the others go on."""
+        with self._guard:
+            return self._decided(pid, self._ranks)
+
+    def _decided(self, pid: int, ranks: dict[int, int]) -> bool:
+        if pid not in self._renewed:
+            possible = ranks is self._ranks and pid in ranks and not (self._requested or self._killed)
+            self._renewed[pid] = possible and self._is_due(ranks[pid], self._round - 1)
+        return self._renewed[pid]
+
+    def renewed(self, old: int, new: int) -> None:
+        """The process `new` has taken the place of `old`, which has failed."""
+        with self._guard:
+            ranks = self._ranks
+            rank = ranks[new] = ranks.pop(old)
+        self._follow(new, rank, ranks)
 
     def all_started(self) -> tuple[int, list[int]] | None:
         """The round and the pids of its ranks here, once all were started; None before."""
@@ -122,8 +192,10 @@ class Exits(logging.Handler):
         code, name = _end_of(pid)
         with self._guard:
             asked = self._requested or (self._killed and name in ("SIGTERM", "SIGKILL"))
-            end = Exit(rank, pid, time.time(), code, name, asked)
-            ours = ranks is self._ranks
+            known = code is not None or name is not None
+            renewed = bool(code != 0 and self._decided(pid, ranks)) if known else self._renewed.get(pid, False)
+            end = Exit(rank, pid, time.time(), code, name, asked and not renewed, renewed)
+            ours = ranks is self._ranks and not renewed
             if ours:
                 self._ends[pid] = end
                 self._killed = self._killed or bool(code or name)

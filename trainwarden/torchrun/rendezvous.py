@@ -6,6 +6,7 @@ the way. Whatever becomes of the service, ranks that run go on.
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import os
@@ -28,8 +29,9 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousStoreInfo,
 )
 
+from trainwarden import rundir
 from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
-from trainwarden.torchrun.exits import Exits
+from trainwarden.torchrun.exits import MOST_RENEWED, Exits, Renewals
 from trainwarden.torchrun.line import Endpoints
 from trainwarden.torchrun.memory import NotFilled, Overtaken
 from trainwarden.torchrun.saving import SIGNAL, Saving
@@ -71,14 +73,16 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         )  # fmt: skip
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # else a node lost meanwhile would end all others
         self._around = Surroundings(
-            job, node, os.environ, lambda found: self._agent.update(checkpoint=found), alone=parameters.max_nodes == 1,
+            job, node, os.environ, self._note_checkpoint, alone=parameters.max_nodes == 1,
             keeper=lambda found: self._agent.update(keeper=found),
         )  # fmt: skip
         self._watching = NodeAgent(job, node, self._around.run_dir, os.environ)
         self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch, self._around.note)
         self._agent.tell_keeper = self._around.tell_keeper
-        self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended)
+        self._renewals = Renewals(self._around.run_dir / rundir.HOOK, max(place.failures or 0, MOST_RENEWED))
+        self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended, self._renewals.is_due)
         _tell_of_starts(self._exits)
+        _renew_ranks(self._exits)
         self._saving = Saving(os.environ.get(SIGNAL, ""), self._exits.running)
         self._agent.save = self._saving.ask
         self._store: Any = None
@@ -162,6 +166,10 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._watching.close()
         self._around.close()
         return True
+
+    def _note_checkpoint(self, found: dict[str, Any]) -> None:
+        self._renewals.forgive()
+        self._agent.update(checkpoint=found)
 
     def _put_splits(self, splits: list[dict[str, Any]]) -> None:
         self._around.put_splits(splits, lambda number: self._agent.update(split=number))
@@ -282,6 +290,70 @@ def _tell_of_starts(exits: Exits) -> None:
         return pids
 
     LocalElasticAgent._start_workers = started
+
+
+def _renew_ranks(exits: Exits) -> None:
+    """Have torchrun start a rank again whose job goes on without it, before it looks and ends all others.
+
+    A death within the moment between this look and torchrun's own is a restart of all.
+    """
+    try:
+        from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+        look = LocalElasticAgent._monitor_workers
+    except (ImportError, AttributeError):
+        log.debug("torch's own way to look at ranks is not known", exc_info=True)
+        return
+
+    def looked(self: Any, group: Any) -> Any:
+        try:
+            for place, worker in enumerate(group.workers):
+                if (made := _renewed(self._pcontext, place, exits)) is not None:
+                    log.warning("trainwarden: rank %d has died and is started again", worker.global_rank)
+                    exits.renewed(worker.id, made)
+                    worker.id = made
+        except Exception:
+            log.warning("trainwarden: a rank that died could not be started again alone", exc_info=True)
+        return look(self, group)
+
+    LocalElasticAgent._monitor_workers = looked
+
+
+def _renewed(context: Any, place: int, exits: Exits) -> int | None:
+    """The pid of the process that takes the place of a rank, its number on this node `place`; None if it needs none."""
+    if hasattr(context, "subprocess_handlers"):
+        handler = context.subprocess_handlers[place]
+        if not _has_failed(handler.proc.pid) or not exits.is_to_renew(handler.proc.pid):
+            return None
+        handler.proc.wait()
+        # The same words, and the same open files for what it writes.
+        handler.proc = handler._popen(handler.proc.args, {**os.environ, **context.envs[place]})
+        return int(handler.proc.pid)
+    old, said = context._pc.processes[place], context._ret_vals[place]
+    # One that has come to its end waits for the others; with a dead one among those, torch would wait for ever.
+    done = place in context._return_values or not said.empty()
+    if context.start_method != "fork" or done or not _has_failed(old.pid) or not exits.is_to_renew(old.pid):
+        return None
+    old.join()
+    alone = copy.copy(context)
+    alone._pc, alone.nprocs, alone._ret_vals = None, 1, {0: said}
+    for name in ("args", "envs", "stdouts", "stderrs"):
+        setattr(alone, name, {0: getattr(context, name)[place]})
+    alone._start()
+    [made] = alone._pc.processes
+    context._pc.sentinels.pop(old.sentinel, None)
+    context._pc.sentinels[made.sentinel] = place
+    context._pc.processes[place], context._pc.error_files[place] = made, alone._pc.error_files[0]
+    return int(made.pid)
+
+
+def _has_failed(pid: int) -> bool:
+    """Whether a child has ended by a signal or with a code; it stays to be reaped."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return found is not None and found.si_status != 0
 
 
 def _endpoints(parameters: RendezvousParameters) -> Endpoints:

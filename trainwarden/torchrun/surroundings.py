@@ -236,8 +236,7 @@ class Surroundings:
         fields.update(
             {"signal": end.signal} if end.signal is not None else {} if end.code is None else {"code": end.code}
         )
-        if end.asked:
-            fields["asked"] = True
+        fields.update({name: True for name in ("asked", "renewed") if getattr(end, name)})
         name, said = f"exit/{self.node}/{incarnation}", f"rank {end.rank} {end.how}"
         self._append(name, "process_exit", said, fields, time_s=end.at_s, rank=end.rank)
 

@@ -49,6 +49,14 @@ class Excluded(TransitionError):
     """The others took this rank for dead, and went on without it."""
 
 
+class Finished(SystemExit):
+    """The job has come to its end without this rank, which has nothing to do: its process ends with code 0."""
+
+    def __init__(self, why: str) -> None:
+        log.warning("trainwarden: %s", why)
+        super().__init__(0)
+
+
 class Epoch(NamedTuple):
     """The members of an epoch in the order of their places, and how many newcomers were dealt with by then."""
 
@@ -177,6 +185,8 @@ class Members:
 
         Raises
         ------
+        Finished
+            If the job has come to its end meanwhile.
         TransitionError
             If no member is left that could admit it.
         """
@@ -193,6 +203,8 @@ class Members:
                     return self.epoch
                 continue
             if all(self._is_gone(one) for one in names):
+                if any(self.store.check([f"end/{one}"]) for one in names):
+                    raise Finished("the job has come to its end without this rank")
                 raise TransitionError("no rank is left whose job could be joined")
             time.sleep(_LOOK_S)
 

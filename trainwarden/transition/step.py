@@ -13,7 +13,8 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from trainwarden.checkpoint.state import State, collect, decode, model_tensors
 from trainwarden.transition.buckets import BUCKET_BYTES, Broken, Buckets, Group
+from trainwarden.transition.launcher import Launcher
 from trainwarden.transition.members import Members, TransitionError, ranks
 
 log = logging.getLogger("trainwarden.transition")
@@ -70,6 +72,23 @@ class Status(NamedTuple):
     reduced: tuple[bool, ...]
 
 
+@dataclass(slots=True)
+class Transition:
+    """What a step has survived: who left and came, whose state newcomers got, and seconds by phase.
+
+    `members`: who is left; `group`: those form a group; `state`: what each has is compared and handed on; `again`: this
+    rank's part of the lost micro-batches.
+    """
+
+    gone: set[str] = field(default_factory=set)
+    come: set[str] = field(default_factory=set)
+    source: str = ""
+    phases: dict[str, float] = field(default_factory=dict)
+
+    def spend(self, phase: str, since_s: float) -> None:
+        self.phases[phase] = self.phases.get(phase, 0.0) + time.monotonic() - since_s
+
+
 class ResilientStep:
     """The steps of a data-parallel job whose every rank holds the whole model.
 
@@ -101,8 +120,7 @@ class ResilientStep:
 
     Examples
     --------
-    A training loop. torchrun itself ends all ranks when one dies: whoever starts these sets the variables that it
-    sets, and serves the store outside of the ranks::
+    A training loop. With our rendezvous, torchrun starts a rank that has died again, and it joins::
 
         steps = ResilientStep(total=24, model=model, optimizer=optimizer)
         for number in steps.numbers(1000):
@@ -135,15 +153,33 @@ class ResilientStep:
         """Seconds of each transition, from the failed call to the next collective call."""
         self._base, self._done, self._waits, self._begun = 0, set[int](), False, False
         self._futile, self._why = 0, ""
+        self._launcher, self._transition = Launcher(environ), Transition()
         self._buckets = Buckets([*model.parameters()], bucket_bytes)
         self._members = Members(
             int(environ["RANK"]), world, (environ["MASTER_ADDR"], int(environ["MASTER_PORT"])), least, timeout_s
         )
         self._group: Group | None = None
-        if self._members.is_newcomer:
-            self._members.join()
-        if not self._regroup():
-            self._recover(admit=False)
+        with self._resilient():
+            self._launcher.offer()
+            if self._members.is_newcomer:
+                self._members.join()
+            if not self._regroup():
+                self._recover(admit=False)
+        self._transition = Transition()
+
+    @contextmanager
+    def _resilient(self) -> Iterator[None]:
+        """Where the job cannot go on in these processes, the launcher has to start all again."""
+        try:
+            yield
+        except TransitionError:
+            self._launcher.withdraw()
+            raise
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first of the ranks that take part: the one to save and to print."""
+        return self._members.place == 0
 
     def numbers(self, stop: int) -> Iterator[int]:
         """The numbers of the steps up to `stop`; a newcomer's first is that at which it joined."""
@@ -166,15 +202,18 @@ class ResilientStep:
         if self._begun:
             raise RuntimeError("micro_batches() was left before its end: take them one at a time, to the end")
         self._begun, self.due = True, False
-        if self._waits:
-            self._recover(admit=True)
-        number = self.number
-        while self.number == number:
-            yield from self._rest()
-            if self._finished():
-                break
-            self._recover(admit=False)
+        with self._resilient():
+            if self._waits:
+                self._recover(admit=True)
+            number = self.number
+            self._launcher.number(number)
+            while self.number == number:
+                yield from self._rest()
+                if self._finished():
+                    break
+                self._recover(admit=False)
         self.due = self.number == number
+        self._report(number)
         if self.due:
             self._buckets.write()
             self._advance(number + 1)
@@ -188,15 +227,19 @@ class ResilientStep:
         for place, index in enumerate(left):
             if place == len(left) - 1:
                 self._buckets.arm()
+            again, began_s = self._members.name != self._first_owner(index), time.monotonic()
             self._buckets.is_open = True
             try:
-                yield MicroBatch(index, 1.0 / self.total, self._members.name != self._first_owner(index))
+                yield MicroBatch(index, 1.0 / self.total, again)
             finally:
                 self._buckets.is_open = False
             self._done.add(index)
+            if again:
+                self._transition.spend("again", began_s)
 
     def close(self) -> None:
         """Leave the job at its end. Safe twice."""
+        self._launcher.withdraw()
         self._members.close()
         self._buckets.close()
         if self._group is not None:
@@ -251,11 +294,12 @@ class ResilientStep:
                 self._group.leave()
             if self._futile >= FUTILE:
                 raise TransitionError(f"a call fails again and again, and all ranks are there: {self._why}")
-            last, number = set(self._members.epoch.members), self.number
+            last, number, left_s = set(self._members.epoch.members), self.number, time.monotonic()
             try:
                 self._members.next_epoch(admit=admit)
             except RuntimeError as error:
                 raise TransitionError(f"the ranks' store does not answer: {error}") from error
+            self._transition.spend("members", left_s)
             regrouped = self._regroup()
             is_futile = last == set(self._members.epoch.members) and self.number <= number
             self._futile = self._futile + 1 if is_futile else 0
@@ -264,19 +308,37 @@ class ResilientStep:
         self._say(before, self.lost_s[-1])
 
     def _say(self, before: Sequence[str], seconds: float) -> None:
-        if self._members.place:
-            return
         now = self._members.epoch.members
         gone, come = set(before) - set(now), set(now) - set(before)
+        self._transition.gone |= gone
+        self._transition.come |= come
+        if self._members.place:
+            return
         what = [f"rank {ranks(names)} {verb}" for names, verb in ((gone, "is gone"), (come, "has joined")) if names]
         log.warning(
             "trainwarden: %s; step %d goes on with %d ranks after %.2f s",
             " and ".join(what) or "a call between the ranks failed", self.number, len(now), seconds,
         )  # fmt: skip
 
+    def _report(self, number: int) -> None:
+        """Have the launcher know of the transition that this step has survived, if there was one."""
+        done, self._transition = self._transition, Transition()
+        if self._members.place or not (done.gone or done.come):
+            return
+        gone, come, left = ranks(done.gone), ranks(done.come), len(self._members.epoch.members)
+        said = [f"rank {gone} died, and {left} ranks finished step {number}"] if gone else []
+        source = f" with the state of rank {done.source}" if done.source else ""
+        said += [f"rank {come} joined at step {number}{source}"] if come else []
+        fields = {
+            "step": number, "ranks": left, **({"gone": gone} if gone else {}), **({"joined": come} if come else {}),
+            **({"source": done.source} if come and done.source else {}),
+            **{f"{phase}_s": round(seconds, 4) for phase, seconds in done.phases.items()},
+        }  # fmt: skip
+        self._launcher.report(self._members.epoch.number, "; ".join(said), fields)
+
     def _regroup(self) -> bool:
         """Form the group of this epoch, and have all its members come to one state; False if one is gone again."""
-        epoch, members = self._members.epoch, self._members
+        epoch, members, began_s = self._members.epoch, self._members, time.monotonic()
         try:
             store = torch.distributed.PrefixStore(f"group/{epoch.number}/", members.client(CONNECT_S))
             made = _process_group(store, members.place, len(epoch.members), min(self._timeout_s, CONNECT_S))
@@ -286,11 +348,15 @@ class ResilientStep:
             return False
         self._group = Group(made, members.is_over, self._timeout_s)
         self._buckets.use(self._group)
+        self._transition.spend("group", began_s)
+        began_s = time.monotonic()
         try:
             self._agree()
         except Broken as error:
             self._why = str(error) or self._why
             return False
+        finally:
+            self._transition.spend("state", began_s)
         return True
 
     def _agree(self) -> None:
@@ -310,6 +376,8 @@ class ResilientStep:
         number = said[leader].first if said[leader].number == _STATELESS else said[leader].number
         behind = [place for place, one in enumerate(said) if one.number < number and place != leader]
         self._hand_over(leader, behind)
+        if behind:
+            self._transition.source = ranks([self._members.epoch.members[leader]])
         if self._members.place in behind:
             self._done.clear()
             self._buckets.clear()

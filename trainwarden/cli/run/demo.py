@@ -25,12 +25,12 @@ from trainwarden.records import Record
 from trainwarden.settings import Settings
 
 LOST_STEP = 15  # some checkpoints old
-FaultKind = Literal["slow-rank", "hang", "crash", "exception", "log-storm", "node-lost", "none"]
+FaultKind = Literal["slow-rank", "hang", "crash", "kill", "exception", "log-storm", "node-lost", "none"]
 
 
 def demo(
     *,
-    fault: Annotated[FaultKind, typer.Option(help="What goes wrong.")] = "slow-rank",
+    fault: Annotated[FaultKind, typer.Option(help="What goes wrong; kill is crash.")] = "slow-rank",
     rank: Annotated[int, typer.Option(min=0, help="The rank it goes wrong on.")] = 2,
     slowdown: Annotated[float, typer.Option(min=1.05, max=20.0, help="How many times slower, for slow-rank.")] = 2.0,
     at_step: Annotated[int | None, typer.Option(min=15, help="The step it goes wrong at.")] = None,
@@ -38,6 +38,9 @@ def demo(
     nodes: Annotated[int, typer.Option(min=3, max=9, help="Machines, one of them a spare, for node-lost.")] = 3,
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="In memory, for node-lost: the spare goes on from a neighbour's.")
+    ] = False,
+    goes_on: Annotated[
+        bool, typer.Option("--continue", help="With kill: the other ranks finish the step, and take the rank back.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and model; moves the default step of the fault.")] = 0,
     steps: Annotated[int | None, typer.Option(min=30, help="Training steps.")] = None,
@@ -53,14 +56,15 @@ def demo(
 
     Example: trainwarden demo --fault hang --rank 1
     """
-    if fault == "node-lost":
+    fault = "crash" if fault == "kill" else fault
+    if fault == "node-lost" and not goes_on:
         at_step = at_step or LOST_STEP
         return _node_lost(Voice(json), nodes=nodes, seed=seed, at_step=at_step, in_memory=checkpoints, within_s=within)
     if checkpoints:
         raise ConfigError("--checkpoints: that is of --fault node-lost")
     plan = DemoPlan.checked(
         fault=fault, rank=rank, slowdown=slowdown, at_step=at_step, ranks=ranks, seed=seed, steps=steps, mode=mode,
-        within_s=within,
+        within_s=within, goes_on=goes_on,
     )  # fmt: skip
     voice = Voice(json)
     example_script()

@@ -55,7 +55,7 @@ class Demo:
             sys.executable, str(example_script()),
             "--steps", str(plan.steps), "--micro-batches", str(6 * plan.ranks), "--seed", str(plan.seed),
             "--checkpoint-dir", str(run.run_dir / "checkpoints"), "--checkpoint-every", "10",
-            "--fault-file", str(fault_file),
+            "--fault-file", str(fault_file), *(["--resilient"] if plan.goes_on else []),
         ]  # fmt: skip
 
     def carry_out(self) -> int | None:
@@ -100,6 +100,7 @@ class Demo:
 
     def _nothing_more_can_happen(self) -> bool:
         """Without permission to act, a job that was stopped by its fault is ended after a while."""
-        stopped_by = self.plan.fault in ("hang", "crash", "exception") and self.plan.mode != "auto"
+        plan = self.plan
+        stopped_by = plan.fault in ("hang", "crash", "exception") and plan.mode != "auto" and not plan.goes_on
         injected_at_s = self.fault.injected_at_s
         return stopped_by and injected_at_s is not None and time.time() - injected_at_s > OBSERVED_S

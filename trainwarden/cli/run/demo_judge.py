@@ -14,7 +14,7 @@ from trainwarden.cli.run.demo_plan import DemoPlan
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.shared.follow import JobView
 from trainwarden.hook import read_header
-from trainwarden.records import ActionRecord, IncidentRecord
+from trainwarden.records import ActionRecord, EventRecord, IncidentRecord
 
 # What each fault must be called, and what must be done about it in auto mode (None: nothing).
 EXPECTED: dict[str, tuple[frozenset[str], frozenset[str] | None]] = {
@@ -70,6 +70,10 @@ class Seen:
         events = (one for one in self.view.events if one.kind == "restart" and one.fields.get("stage") == "started")
         return min((one.time_s for one in events if one.time_s >= since_s), default=None)
 
+    def transitions(self) -> list[EventRecord]:
+        """What became of each step that a rank has died in or joined before."""
+        return [one for one in self.view.events if one.kind == "transition"]
+
 
 def _happened(incident: IncidentRecord, fault: Fault, view: JobView) -> bool:
     """Whether others on this machine made it slow: ranks waited for a processor, or every step was measured slower."""
@@ -104,11 +108,12 @@ def judge(plan: DemoPlan, fault: Fault, run: JobRun, code: int | None) -> dict[s
         "iteration_s": times,
         "slowdown_removed_ratio": _removed(times),
         "first_step_after_fault_s": _first_step_after(seen),
+        "transitions": [{"message": one.message, **one.fields} for one in seen.transitions()],
         "overhead": _overhead(run),
         "false_alarms": len(seen.false_alarms),
         "exit_code": code,
     }
-    why_not = _why_not(seen, result)
+    why_not = (_why_it_did_not_go_on(seen) if plan.goes_on else None) or _why_not(seen, result)
     return {**result, "ok": why_not is None, "why_not": why_not, "summary": _summary(seen, result, why_not)}
 
 
@@ -162,7 +167,7 @@ def _first_step_after(seen: Seen) -> float | None:
     """Seconds from the fault to the end of the first training step after the restart."""
     if seen.fault.injected_at_s is None:
         return None
-    started = seen.restarted_s()
+    started = seen.fault.injected_at_s if seen.plan.goes_on else seen.restarted_s()
     if started is None:
         return None
     ends = [row["end_s"] for row in seen.view.steps.values() if row["end_s"] > started]
@@ -198,6 +203,7 @@ def _why_not(seen: Seen, result: dict[str, Any]) -> str | None:
     if seen.false_alarms:
         return f"{len(seen.false_alarms)} incident(s) that tell of nothing that happened: {seen.false_alarms[0].reason}"
     kinds, wanted = EXPECTED.get(plan.fault, (frozenset(), None))
+    wanted = None if plan.goes_on else wanted
     if kinds and not matching:
         return f"the {plan.fault} on rank {plan.rank} was not found"
     if len(matching) > 1:
@@ -216,6 +222,16 @@ def _why_not(seen: Seen, result: dict[str, Any]) -> str | None:
             return f"the job ended with exit code {seen.code}"
         if result["steps"] != plan.steps:
             return f"the job ended at step {result['steps']} of {plan.steps}"
+    return None
+
+
+def _why_it_did_not_go_on(seen: Seen) -> str | None:
+    rank = str(seen.plan.rank)
+    if seen.restarted_s() is not None:
+        return "all ranks were started again"
+    for name, done in (("gone", "finished the step without"), ("joined", "were joined again by")):
+        if not any(one.fields.get(name) == rank for one in seen.transitions()):
+            return f"nothing says that the other ranks {done} rank {rank}"
     return None
 
 
@@ -243,6 +259,8 @@ def _summary(seen: Seen, result: dict[str, Any], why_not: str | None) -> str:
                 f" Iterations took {times['healthy']} s when healthy, {times['slow']} s under the fault and "
                 f"{times['after_action']} s after the action: {result['slowdown_removed_ratio']:.0%} of the loss gone."
             )
+        if plan.goes_on:
+            story += "".join(f" {one.message[:1].upper()}{one.message[1:]}." for one in seen.transitions())
         if result["first_step_after_fault_s"] is not None:
             story += f" The first new training step ended {result['first_step_after_fault_s']} s after the fault."
     return story if why_not is None else f"{story} NOT as it should be: {why_not}."

@@ -28,6 +28,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     mode: Mode
     within_s: float = DEADLINE_S
+    goes_on: bool = False  # without the rank that is killed, until it joins again
 
     @classmethod
     def checked(
@@ -42,6 +43,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
         steps: int | None,
         mode: Mode,
         within_s: float = DEADLINE_S,
+        goes_on: bool = False,
     ) -> Self:
         """A plan that can be carried out; steps that nobody named follow from the seed.
 
@@ -63,6 +65,8 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--ranks {ranks}: a {fault} is told from a busy rank by its peers, so it needs at least 2"
             )
+        if goes_on and (fault != "crash" or ranks < 2):
+            raise ConfigError("--continue: that is of --fault kill, and of 2 ranks or more")
         first = LEARNT_STEP if fault == "slow-rank" else FIRST_FAULT_STEP
         at_step = at_step if at_step is not None else first + seed % 7
         steps = steps if steps is not None else at_step + STEPS_AFTER_FAULT
@@ -80,4 +84,5 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
             steps=steps,
             mode=mode,
             within_s=within_s,
+            goes_on=goes_on,
         )

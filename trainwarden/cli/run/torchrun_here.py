@@ -148,7 +148,7 @@ def failed_rank_code(run_dir: Path) -> int | None:
 
 def _code_of(event: EventRecord) -> int | None:
     code, name = event.fields.get("code"), event.fields.get("signal")
-    if event.fields.get("asked") or (not code and not name):
+    if event.fields.get("asked") or event.fields.get("renewed") or (not code and not name):
         return None
     if name is None:
         return int(str(code))

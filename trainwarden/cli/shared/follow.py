@@ -249,6 +249,8 @@ def incident_words(record: IncidentRecord) -> str:
     if record.onset_step is not None:
         words.append(f"since step {record.onset_step}")
     ended = f" (closed: {why})" if (why := record.evidence.get("closed")) else ""
+    if record.state == "closed" and not ended and (survived := record.evidence.get("survived")):
+        ended = f" (the job went on: {'; '.join(survived)})"
     shown = short_id(record.id)
     said = f"{record.kind} {record.severity}: {', '.join(words)} ({shown})"
     return f"{said}{ended}; next: trainwarden explain {shown}"

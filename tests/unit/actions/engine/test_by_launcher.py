@@ -54,6 +54,18 @@ def last(one: Rig) -> ActionRecord:
     return one.bus.actions()[-1]
 
 
+@pytest.mark.parametrize("mode", ["observe", "auto"])
+def test_nothing_is_asked_for_a_rank_that_others_go_on_without_unless_the_job_is_down(mode: str) -> None:
+    one = rig(mode=mode)
+    incident = msgspec.structs.replace(one.incident(kind="crash"), evidence={"renewed": True, "survived": []})
+    one.tell(incident)
+    pass_s(one, 60)
+    assert (one.launcher.asked, one.story()) == ([], [])
+    one.launcher.phase, one.launcher.attempt_age_s = "failed", None
+    pass_s(one, 10)
+    assert one.story()[0][0] == "i1/restart/1"
+
+
 @pytest.mark.parametrize("kind", ["crash", "exception", "out_of_memory"])
 def test_a_crash_that_the_launcher_has_restarted_leads_to_no_second_restart_and_that_is_said(kind: str) -> None:
     one = rig()

@@ -55,6 +55,18 @@ def test_what_where_evidence_why_not_others_and_next():
     assert any(line.startswith("ssh n1 nvidia-smi") for line in told.next)
 
 
+def test_how_a_job_went_on_without_a_rank_and_how_long_each_part_took():
+    survived = ["rank 2 died, and 3 ranks finished step 5", "rank 2 joined at step 6 with the state of rank 0"]
+    crash = incident(kind="crash", evidence={
+        "renewed": True, "survived": survived, "transition_seconds": {"members": 0.25, "state": 0.5},
+    })  # fmt: skip
+    told = explain(crash).evidence
+    assert [line for line in told if "went on" in line] == [f"the job went on: {one}" for one in survived]
+    assert "transitions took 0.750 s: members 0.250 s, state 0.500 s" in told
+    going = explain(incident(kind="crash", evidence={"renewed": True, "survived": []})).evidence
+    assert "the other ranks go on, and the launcher starts it again alone" in going
+
+
 def test_scores_are_those_that_the_incident_and_so_the_page_has():
     """The verdict that opened it is older than the incident's newest revision."""
     told = explain(

@@ -13,7 +13,7 @@ from tests.fleet import Plain, fleet
 from tests.web_doubles import Web, action, heartbeat, incident, verdict
 from trainwarden.dashboards.exposition import families
 from trainwarden.dashboards.exposition.jobs import STALE_S, JobsText
-from trainwarden.records import IterationRecord, Suspect, TaskRecord, TaskStatus, Vote
+from trainwarden.records import EventRecord, IterationRecord, Suspect, TaskRecord, TaskStatus, Vote
 
 
 def told(web: Web) -> dict[str, dict[frozenset, float]]:
@@ -67,6 +67,19 @@ def test_models_that_vote_are_told_with_the_alias_by_which_they_serve():
         labels(detector="lof", version="2", alias="provisional"): 1.0,
         labels(detector="pca", version="7", alias="champion"): 1.0,
     }
+
+
+def test_the_time_of_transitions_is_counted_by_phase():
+    web = Web()
+    fields = {"step": 5, "ranks": 3, "gone": "2", "members_s": 0.25, "again_s": 0.5}
+    for number in range(2):
+        web.tell(EventRecord(
+            id=f"transition/j/0/{number}", job="j", node="n", time_s=web.clock.now_s(), kind="transition", rank=0,
+            fields=fields,
+        ))  # fmt: skip
+    assert told(web)["trainwarden_transition_seconds_total"] == {
+        labels(training_job="j", phase="members"): 0.5, labels(training_job="j", phase="again"): 1.0,
+    }  # fmt: skip
 
 
 def test_who_abstains_has_no_score():

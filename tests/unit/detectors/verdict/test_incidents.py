@@ -99,6 +99,18 @@ def test_where_no_start_was_heard_of_or_a_strange_one_none_is_named() -> None:
     assert opened.attempt is None
 
 
+def test_how_the_others_went_on_without_a_rank_is_told_once_for_each_transition() -> None:
+    story = Story()
+    crash = replace(candidate("crash", 1, hard=True), evidence={"renewed": True, "survived": []})
+    (opened,) = story.at(0.0, crash)
+    assert opened.evidence == {"renewed": True, "survived": []}
+    finished = replace(crash, evidence={"renewed": True, "survived": ["2 ranks finished step 9"]})
+    (told,) = story.at(0.5, finished)
+    assert (told.state, told.revision, told.evidence["survived"]) == ("updated", 2, ["2 ranks finished step 9"])
+    assert story.at(1.0, finished) == []
+    assert story.at(1.2, replace(crash, evidence={})) == []
+
+
 def test_a_short_gap_does_not_close() -> None:
     story = Story()
     story.at(0.0, candidate("slow_compute", 1))

@@ -17,7 +17,8 @@ import pytest
 from trainwarden import hook
 from trainwarden.rundir import EVENTS as EVENTS_FILE
 from trainwarden.topics import EVENTS
-from trainwarden.torchrun.exits import Exit, Exits, _remembered
+from trainwarden.torchrun import exits as of_exits
+from trainwarden.torchrun.exits import Exit, Exits, Renewals, _remembered
 from trainwarden.torchrun.surroundings import Surroundings
 
 PATIENCE_S = 60.0
@@ -27,10 +28,10 @@ class Rig:
     """Exits whose ranks are real children; `said` and `ends` are what was told."""
 
     def __init__(self) -> None:
-        self.said, self.ends = {}, []
+        self.said, self.ends, self.resilient = {}, [], set()
         self._changed = threading.Condition()
-        self.exits = Exits(self._publish, self._end)
-        self.exits.begin()
+        self.exits = Exits(self._publish, self._end, lambda rank, attempt: (rank, attempt) in self.resilient)
+        self.exits.begin(1)
         self.processes = []
 
     def _publish(self, said):
@@ -117,6 +118,54 @@ def test_a_rank_that_is_killed_from_outside_has_failed_and_one_that_has_to_stop_
     rig.processes[-1].terminate()
     rig.until(lambda: any(end.pid == rig.processes[-1].pid for end in rig.ends))
     assert rig.said["failure"] is None
+
+
+def test_a_rank_that_others_go_on_without_has_not_failed_and_its_new_process_is_followed(rig):
+    rig.resilient.add((1, 0))
+    rig.ranks(0, 7)
+    old = rig.processes[1]
+    rig.let_end(1)
+    rig.until(lambda: bool(rig.ends))
+    assert rig.ends == [Exit(1, old.pid, rig.ends[0].at_s, 7, None, False, True)]
+    assert rig.exits.is_to_renew(old.pid)
+    rig.processes.append(subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE))
+    rig.exits.renewed(old.pid, rig.processes[2].pid)
+    assert (rig.said["alive"], rig.said["failure"]) == ([0, 1], None)
+    assert rig.exits.running() == [rig.processes[0].pid, rig.processes[2].pid]
+    assert rig.exits.all_started() == (1, [rig.processes[0].pid, rig.processes[2].pid])
+    rig.resilient.clear()
+    rig.processes[2].kill()
+    rig.until(lambda: rig.said["failure"] is not None)
+    assert (rig.said["failure"]["rank"], rig.said["alive"], rig.ends[1].renewed) == (1, [0], False)
+
+
+def test_no_rank_is_started_again_alone_once_torchrun_ends_all(rig):
+    rig.resilient.update({(0, 0), (1, 0)})
+    rig.ranks(3, 0)
+    rig.exits.end(requested=True)
+    rig.let_end(0)
+    rig.until(lambda: bool(rig.ends))
+    assert (rig.ends[0].renewed, rig.ends[0].asked) == (False, True)
+    assert not rig.exits.is_to_renew(rig.processes[0].pid)
+
+
+def test_a_rank_is_started_again_alone_as_often_as_the_service_starts_all_again(tmp_path, monkeypatch):
+    now_s = [1000.0]
+    monkeypatch.setattr(of_exits.time, "monotonic", lambda: now_s[0])
+    renewals = Renewals(tmp_path, 2)
+
+    def dies(rank=5, attempt=1):
+        (tmp_path / "resilient-1-5").touch()
+        return renewals.is_due(rank, attempt)
+
+    assert not renewals.is_due(5, 1)  # its script has said nothing
+    assert [dies(6), dies(attempt=0)] == [False, False]
+    assert [dies(), dies(), dies()] == [True, True, False]
+    assert not renewals.is_due(5, 1)  # it has not said so again
+    renewals.forgive()
+    assert [dies(), dies(), dies()] == [True, True, False]
+    now_s[0] += of_exits.FORGIVEN_S
+    assert dies()
 
 
 def test_they_are_left_for_torchrun_to_reap(rig):

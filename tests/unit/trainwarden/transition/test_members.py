@@ -82,6 +82,23 @@ def test_a_newcomer_waits_for_those_who_were_not_even_there_when_its_rank_died(r
     assert newcomer.history == {0: (first.name, dead), 1: (first.name, newcomer.name)}
 
 
+def test_a_newcomer_that_comes_after_the_end_of_the_job_ends_well(ranks: Ranks) -> None:
+    """Else its launcher would take it for a failure, and start the whole job again."""
+    first, second = all_of(ranks, 2)
+    ranks.dead.add(second.name)
+    newcomer = ranks.member(1, 2)
+    first.close()
+    with pytest.raises(SystemExit) as ended:
+        newcomer.join()
+    assert ended.value.code == 0
+
+
+def test_a_newcomer_for_whom_nobody_is_left_gives_up(ranks: Ranks) -> None:
+    ranks.dead |= {one.name for one in all_of(ranks, 2)}
+    with pytest.raises(TransitionError, match="no rank is left"):
+        ranks.member(1, 2).join()
+
+
 def test_a_newcomer_of_another_machine_lives_once_its_beat_has_moved(ranks: Ranks) -> None:
     own = members.Members(0, 1, ("127.0.0.1", ranks.store.port))
     ranks.members.append(own)
