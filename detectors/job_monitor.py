@@ -100,6 +100,8 @@ class JobMonitor:
     ----------
     partition : int
         Of the bus, that the job's records lie in.
+    calm : bool
+        Whether no vote of the last window was anomalous and no incident is open.
     own_models : OwnModels
         What the job teaches by its healthy start, where something learns it and no trained models are there.
     recorded : callable or None
@@ -129,6 +131,7 @@ class JobMonitor:
         self.attentive_until_s = 0.0
         self.last_window_s = 0.0
         self.heard_s = 0.0
+        self.calm = False
         self.partition = 0
         self.recorded: Callable[[], tuple[FamilySamples, ...]] | None = None
         self._detectors = detectors
@@ -170,6 +173,7 @@ class JobMonitor:
                 break
             window = seen(window)
         out.extend(self.joiner.relieved(window, live=live))
+        self.calm = not self.joiner.open and all(vote.opinion != "anomalous" for vote in votes.values())
         for incident in self._barrier.pop_incidents() if live else ():
             if not self.joiner.tells(incident):
                 self.joiner.hold(incident)

@@ -54,6 +54,7 @@ def peer_records(sick: bool) -> list[tuple[float, MetricsRecord]]:
 MAX_SUSPECTS: Final = 16
 SHOWN: Final = 3  # metrics that a reason names
 WITNESSES: Final = 2  # metrics of one entity that must be unlike before an incident rests on that
+ALONE_TIMES: Final = 4.0  # least distances away where a family has a single metric, as the export of one panel
 Odd = tuple[str, int, list[tuple[float, int]]]
 """A family, a row of it, and its metrics with how often their least distance they are away, the worst first."""
 
@@ -64,7 +65,7 @@ class MetricPeers(WholeMemory):
     Away is what is farther from the peers' median than usual for it, by the catalogue's least distance, two robust
     deviations of the peers and 1.5 of its own mean distances, in 20 of 30 rounds on one side. What a few rounds of lag
     explain (dynamic time warping) is not, nor what more than a fifth of a role does. One metric supports others; two of
-    one entity may open an incident.
+    one entity may open an incident, and a family's only metric where it is four least distances away.
 
     Parameters
     ----------
@@ -165,8 +166,8 @@ class MetricPeers(WholeMemory):
         return sorted(found, key=lambda one: (-len(one[2]), -one[2][0][0], one[0], one[1]))
 
     def _vote(self) -> Vote:
-        verified = len(self._found[0][2]) >= WITNESSES
-        shown = [one for one in self._found if len(one[2]) >= WITNESSES or not verified]
+        verified = any(map(self._opens, self._found))
+        shown = [one for one in self._found if self._opens(one) or not verified]
         suspects = tuple(self._suspect(one) for one in shown[:MAX_SUSPECTS])
         name, row, _ = shown[0]
         first = f"{name_of(*self._families[name].entities[row])}: {suspects[0].reason}"
@@ -177,6 +178,12 @@ class MetricPeers(WholeMemory):
             reason=first if len(shown) == 1 else f"{first}, and {len(shown) - 1} more", suspects=suspects,
             verified=verified, onset_s=float(np.nanmin(onsets)), metrics=tuple(metrics),
         )  # fmt: skip
+
+    def _opens(self, odd: Odd) -> bool:
+        """Whether enough metrics are unlike, or the only one that there is, by far."""
+        name, _, metrics = odd
+        only = len(self._families[name].names) == 1 and metrics[0][0] >= ALONE_TIMES
+        return only or len(metrics) >= WITNESSES
 
     def _suspect(self, odd: Odd) -> Suspect:
         name, row, metrics = odd

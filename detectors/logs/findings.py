@@ -189,7 +189,9 @@ def told_finding(event: EventRecord, now_s: float) -> Finding:
 
 def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
     first = findings[0]
-    named = [finding for finding in findings if finding.rank is not None or finding.node] or findings
+    ranked = {finding.node for finding in findings if finding.rank is not None}
+    # A node's line that names no process says less than one of the same node that does.
+    named = [one for one in findings if one.rank is not None or (one.node and one.node not in ranked)] or findings
     # Whoever a scheduler names goes before the node whose output its words stand in.
     named = sorted(named, key=lambda one: node_said(one.line) is None)
     suspects = tuple(

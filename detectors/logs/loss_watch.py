@@ -6,6 +6,7 @@ Lines of a trainer that prints its loss: as it should be, or not a number from t
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import Annotated, Final
 
 import msgspec
@@ -160,6 +161,6 @@ def _bar(one: Series) -> tuple[float, float]:
     """The level of a series, and what is above normal; infinite until enough is known."""
     if len(one.values) < LEAST:
         return (one.values[-1] if one.values else 0.0), math.inf
-    level = float(np.median(one.values))
-    spread = 1.4826 * float(np.median(np.abs(np.array(one.values) - level)))
+    level = median(one.values)
+    spread = 1.4826 * median([abs(value - level) for value in one.values])
     return level, level + max(WIDTHS * spread, LEAST_SHARE[one.quantity] * abs(level))

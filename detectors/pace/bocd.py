@@ -91,7 +91,7 @@ class Bocd:
         mean, scatter = self._mean[pick], self._scatter[pick]
         grown = log_mass + self._predictive(x, run, mean, scatter)
         evidence = _log_sum(log_mass)  # 0 once there is any hypothesis, -inf before the first value
-        born = self._predictive(x, np.zeros_like(run[:, :1]), np.zeros_like(x), np.zeros_like(x))[:, 0]
+        born = self._first(x[:, 0])
         first = np.isneginf(evidence)
         born = np.where(first, 0.0, born + self._log_hazard + np.where(first, 0.0, evidence))
         grown += self._log_survive
@@ -130,6 +130,13 @@ class Bocd:
         within = (self.run >= least) & (self.run <= most)
         mass: Floats = np.exp(np.where(within, self.log_mass, -np.inf)).sum(axis=1)
         return mass
+
+    def _first(self, x: Floats) -> Floats:
+        """Log density of `x` as the first value of a segment: `_predictive` of what has no past, a scalar variance."""
+        variance = BETA * (KAPPA + 1.0) / (ALPHA * KAPPA)
+        exponent = (ALPHA + 0.5) * np.log1p(x * x / (2.0 * ALPHA * variance))
+        density: Floats = self._norm[0] - 0.5 * np.log(variance) - exponent
+        return density
 
     def _predictive(self, x: Floats, run: npt.NDArray[np.int64], mean: Floats, scatter: Floats) -> Floats:
         """Log density of `x` under each hypothesis: Student t with 2 alpha degrees of freedom."""

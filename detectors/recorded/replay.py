@@ -17,9 +17,11 @@ from trainwarden.detectors.metrics.scores import MetricScorer
 from trainwarden.detectors.metrics.vote import ModelVote
 from trainwarden.detectors.pace.change_config import ChangePointConfig
 from trainwarden.detectors.protocol import Detector, Role
+from trainwarden.detectors.recorded.calm import CalmStretches
 from trainwarden.detectors.recorded.grids import RecordedSamples
 from trainwarden.detectors.recorded.metrics import MetricScores, ScoredGrid
 from trainwarden.detectors.recorded.stream import CUT_S, Fact, ReplayStream
+from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.recorded.job import RecordedJob
 from trainwarden.records import HeartbeatRecord, IncidentRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
@@ -154,16 +156,13 @@ def replay(
     """
     detectors = {name: _Noted(_made(choice, job)) for name, choice in chosen(settings, names or None).items()}
     by_rule = rule(settings)
-    watch = JobMonitor(job.name, dict(detectors), by_rule, SelfMetrics("replay"))
     until_s = job.normal_until_s if job.normal_until_s is not None else normal_until_s
     samples = samples or _samples(job, [one.role for one in detectors.values()], until_s)
+    calm = CalmStretches(job, facts)
     turns_s = _turning_times_s([noted.detector for noted in detectors.values()], scores)
     stream = ReplayStream(job, facts, turns_s if samples is None else np.union1d(turns_s, samples.times_s))
-    if samples is not None:
-        watch.recorded = samples.pop_new
     scorer = None if scores is None else _Prescored(scores)
-    if scorer is not None:
-        watch.scorer = scorer
+    watch = _monitor(job, detectors, by_rule, scorer, samples)
     incidents: dict[str, IncidentRecord] = {}
     total = max(1, stream.count)
     now_s, beats = 0.0, any(isinstance(fact, HeartbeatRecord) for fact in facts)
@@ -177,6 +176,8 @@ def replay(
             scorer.until_s = now_s
         if samples is not None:
             samples.until_s = now_s
+        if calm.skips(records, now_s, watch.calm):
+            continue
         for found in watch.score(now_s):
             if isinstance(found, IncidentRecord):
                 incidents[found.id] = found
@@ -192,6 +193,23 @@ def replay(
         scores=scores,
         rule=by_rule.rule,
     )
+
+
+def _monitor(
+    job: RecordedJob, detectors: Mapping[str, _Noted], by_rule: EnsembleConfig, scorer: _Prescored | None,
+    samples: Samples | None,
+) -> JobMonitor:  # fmt: skip
+    """The job's monitor, with the detectors that may have anything to judge: others would cost in each window."""
+    read = {"scores": scorer, "samples": samples, "calls": job.collectives}
+    asked: dict[str, Detector] = {
+        name: one for name, one in detectors.items() if read.get(one.role.reads, job) is not None
+    }
+    watch = JobMonitor(job.name, asked, by_rule, SelfMetrics("replay"))
+    if samples is not None:
+        watch.recorded = samples.pop_new
+    if scorer is not None:
+        watch.scorer = scorer
+    return watch
 
 
 def _turning_times_s(detectors: Sequence[Detector], scores: MetricScores | None) -> Floats:

@@ -10,6 +10,7 @@ from typing import Final
 CATALOG: Final[dict[str, str]] = {
     "recorded table": "trainwarden.formats.tables.ours:OurTable",
     "parquet table": "trainwarden.formats.tables.parquet:ParquetTable",
+    "excel table": "trainwarden.formats.tables.excel:ExcelTable",
     "mlflow database": "trainwarden.formats.trackers.mlflow_database:MlflowDatabase",
     "flight recorder": "trainwarden.formats.dumps.flight_recorder:FlightRecorder",
     "health report": "trainwarden.formats.gpu.health_reports:HealthReport",

@@ -15,7 +15,7 @@ from trainwarden.formats.building import metric_table
 from trainwarden.formats.cells import Numbers
 from trainwarden.formats.protocol import Found
 from trainwarden.formats.roles import Roles, device_name
-from trainwarden.formats.steps import steps_from
+from trainwarden.formats.steps import is_loss, losses_of, steps_from
 from trainwarden.formats.table import COLUMNS_HELP, Table, column_values, in_unit, owners
 from trainwarden.prometheus.exporters import who
 from trainwarden.recorded.job import Floats
@@ -98,7 +98,7 @@ def labelled(metric: names.Heading | None, labels: Mapping[str, str]) -> Series:
     per = CATALOGUE[metric.name].per if metric is not None and metric.name in CATALOGUE else "gpu"
     rank = next((int(labels[key]) for key in ("rank", "global_rank") if labels.get(key, "").isdecimal()), None)
     one = who(labels, per)
-    if one is None and per == "gpu":
+    if one is None and per != "host":
         one = who({**labels, "instance": labels.get("instance", "?")}, per)
     if one is None:
         host = labels.get("Hostname") or labels.get("hostname") or labels.get("instance", "").partition(":")[0]
@@ -131,7 +131,11 @@ def by_series(table: Table, roles: Roles, times: Floats | None) -> Found:
     told = [series_of(str(one)) for one in distinct]
     cells = {name: list(column) for name, column in owners(table, roles, True).items()}
     parts = []
-    wide = {str(name): np.where(codes == place, numbers.values, np.nan) for place, name in enumerate(distinct)}
+    losses = np.array(losses_of(table.frame[roles.value].tolist(), numbers.values), object)
+    wide: dict[str, Any] = {
+        str(name): pd.Series(losses if is_loss(str(name)) else numbers.values).where(codes == place)
+        for place, name in enumerate(distinct)
+    }
     steps = _steps_of(table, roles, times, wide)
     for place, (series, written) in enumerate(zip(told, distinct, strict=True)):
         rows = np.flatnonzero(codes == place)
@@ -154,7 +158,7 @@ def by_series(table: Table, roles: Roles, times: Floats | None) -> Found:
     return found
 
 
-def _steps_of(table: Table, roles: Roles, times: Floats, wide: dict[str, Floats]) -> Found | None:
+def _steps_of(table: Table, roles: Roles, times: Floats, wide: dict[str, Any]) -> Found | None:
     """Step times among the series of a long table, as trackers export them."""
     if roles.step is None:
         return None

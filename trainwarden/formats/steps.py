@@ -57,7 +57,7 @@ def steps_found(table: Table, roles: Roles, times: Floats | None) -> Found | Non
             numbers = Numbers(_seconds(cells) if column in _CLOCKS else cells, comma=table.comma)
             values: object = numbers.values
             if is_loss(str(column)):
-                values = _losses_of(table.frame[column].tolist(), numbers.values)
+                values = losses_of(table.frame[column].tolist(), numbers.values)
             called = "duration" if roles.duration == column or (passed and _wobbles(numbers.values)) else str(column)
             columns[called] = values
             for row, text in numbers.bad:
@@ -104,7 +104,7 @@ def _since_start(name: str) -> bool:
     return re.split(r"[/|]", names.plain(name))[-1].replace(" ", "_") in _SINCE_START
 
 
-def _losses_of(cells: list[object], values: Floats) -> list[object]:
+def losses_of(cells: list[object], values: Floats) -> list[object]:
     """Losses; one that is written as no number is a loss that is none, and no hole."""
     found: list[object] = []
     for cell, value in zip(cells, values.tolist(), strict=True):

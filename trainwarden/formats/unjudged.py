@@ -56,7 +56,6 @@ _KNOWN: Final = tuple(
          "give `metrics/get-history` of each metric, or mlflow.db"),
         (r"(?i)\A\s{0,40}<(?:!doctype html|html\b)", "a web page, most often the one that asks to sign in",
          "download the file itself"),
-        (r"\APK\x03\x04[\s\S]{0,3000}?(?:\[Content_Types\]|xl/)", "a workbook (xlsx)", "save the sheet as CSV"),
         (r"\APK\x03\x04", "a zip archive", "unpack it and name the folder"),
         (r"\A%PDF-|\A\x89PNG|\A\xff\xd8\xff", "a document or picture", "give the numbers behind it"),
         (r"^NAME\s{1,200}READY\s{1,20}STATUS\s", "an answer of `kubectl get pods`",

@@ -21,7 +21,7 @@ from trainwarden.parallelism.groups import ranks_of
 from trainwarden.recorded.files import mistake, reading, shown, whole
 from trainwarden.recorded.iterations import read_collectives, read_iterations
 from trainwarden.recorded.job import IterationTable, LogTable, MetricTable, PlannedChange, RecordedJob
-from trainwarden.recorded.joining.read_log import ReadLog, settled
+from trainwarden.recorded.joining.read_log import ReadLog, of_one_node, settled
 from trainwarden.recorded.logs import is_epoch, read_logs
 from trainwarden.recorded.metrics import read_metrics
 from trainwarden.recorded.part import ReadLimit
@@ -254,8 +254,7 @@ def _settled(read: Sequence[ReadLog], reference_s: float | None, nodes: set[str]
         latest = [float(np.nanmax(log.table.times_s)) for log in read if np.isfinite(log.table.times_s).any()]
         reference_s = max(latest, default=0.0)
     # Of torchrun's only log, without a node, local ranks are those of the job as far as anybody can tell.
-    single_node = len(nodes) == 1 or (not nodes and len(read) == 1 and read[0].of_first_node)
-    return settled(read, epoch=is_epoch(reference_s), single_node=single_node)
+    return settled(read, epoch=is_epoch(reference_s), single_node=of_one_node(read, nodes))
 
 
 def _read_job(folder: Path) -> _Job:

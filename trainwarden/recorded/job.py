@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ class LogTable:
     times_s : float array [n]
         NaN where a line carries no time stamp of its own.
     nodes, ranks : sequences, one entry a line; None = not known
-    lines : list of str
+    lines : sequence of str
         Line i has the number i + 1; lines end at newline only, of a progress bar the last state counts.
     label : pattern or None
         What most lines begin with, where that names a rank or node (`trainwarden.log_text.label_of`).
@@ -164,7 +164,7 @@ class LogTable:
     times_s: Floats
     nodes: tuple[str | None, ...]
     ranks: tuple[int | None, ...]
-    lines: list[str]
+    lines: Sequence[str]
     label: re.Pattern[str] | None = None
 
 

@@ -8,8 +8,14 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import pairwise
 from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainwarden.recorded.job import Floats
+
+Flags = npt.NDArray[np.bool_]
 
 # Every pattern is tried at one place only, repeats single classes and has no repeat inside a repeat: linear time.
 _CLOCK = r"([0-9]{2}):([0-9]{2}):([0-9]{2}(?:[.,][0-9]{1,9})?)"
@@ -220,7 +226,7 @@ _KINDS_OF: dict[str, tuple[_Kind, ...]] = {
 }
 
 
-def zone_s(times_s: Sequence[float], clocks: Sequence[Clock]) -> float:
+def zone_s(times_s: Sequence[float] | Floats, clocks: Sequence[Clock]) -> float:
     """Seconds that the unzoned stamps of one file are ahead of UTC, as its UTC stamps show; 0 if they show nothing.
 
     The first unzoned stamp between two UTC stamps of the same minute decides; zones differ by quarters of an hour.
@@ -234,7 +240,7 @@ def zone_s(times_s: Sequence[float], clocks: Sequence[Clock]) -> float:
     """
     before_s: float | None = None
     between_s: float | None = None
-    for time_s, clock in zip(times_s, clocks, strict=True):
+    for time_s, clock in zip(map(float, times_s), clocks, strict=True):
         if clock == "unzoned" and between_s is None and before_s is not None:
             between_s = time_s
         if clock != "utc":
@@ -247,7 +253,7 @@ def zone_s(times_s: Sequence[float], clocks: Sequence[Clock]) -> float:
     return 0.0
 
 
-def strays(stamps: Sequence[Stamp], times_s: Sequence[float]) -> list[bool]:
+def strays(clocks: Sequence[Clock], times_s: Floats) -> Flags:
     """Which stamps of a file are far ahead of most of those that follow, three at least: no time of their line.
 
     A line may begin with a date that says something else (a sample of the data, when a licence ends); all lines after
@@ -255,17 +261,17 @@ def strays(stamps: Sequence[Stamp], times_s: Sequence[float]) -> list[bool]:
 
     Parameters
     ----------
-    stamps : sequence of Stamp
-    times_s : sequence of float
-        Their times on one clock.
+    clocks : sequence of Clock
+    times_s : float array
+        The stamps' times on one clock.
     """
-    wall = [place for place, stamp in enumerate(stamps) if stamp.clock != "boot"]
-    told_s = [times_s[place] for place in wall]
-    falls = [number for number, (one, next_) in enumerate(pairwise(told_s)) if next_ < one - _STRAY_S]
-    found = [False] * len(stamps)
+    wall = np.flatnonzero(np.fromiter((clock != "boot" for clock in clocks), np.bool_, len(clocks)))
+    told_s = times_s[wall]
+    falls = np.flatnonzero(told_s[1:] < told_s[:-1] - _STRAY_S).tolist()
+    found = np.zeros(len(clocks), np.bool_)
     # Only what stands shortly before a fall can be ahead of most of what follows.
     for number in {before for fall in falls for before in range(max(0, fall - _STRAY_LINES), fall + 1)}:
         later_s = told_s[number + 1 : number + 1 + _STRAY_LINES]
-        older = sum(one < told_s[number] - _STRAY_S for one in later_s)
+        older = int((later_s < told_s[number] - _STRAY_S).sum())
         found[wall[number]] = len(later_s) >= _FEWEST_LATER and 2 * older > len(later_s)
     return found

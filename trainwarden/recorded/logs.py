@@ -6,6 +6,7 @@ import codecs
 import math
 import re
 import tempfile
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,10 @@ import numpy as np
 from trainwarden.errors import DataError
 from trainwarden.log_text import clean, embedded, label_of, writer_of
 from trainwarden.recorded.files import bounded_lines, mistake, opened, reading
-from trainwarden.recorded.job import LogTable
+from trainwarden.recorded.job import Floats, LogTable
 from trainwarden.recorded.joining.read_log import ReadLog
-from trainwarden.recorded.log_stamps import Stamp, Stamps, strays, zone_s
+from trainwarden.recorded.log_stamps import Clock, Stamps, strays, zone_s
+from trainwarden.recorded.stored_lines import stored
 from trainwarden.records import MAX_LINE_CHARS, Rank
 
 MAX_LINES = 100_000_000
@@ -154,7 +156,7 @@ def _as_utf8(stream: BinaryIO) -> BinaryIO:
 
 def _read_text(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:
     with _as_utf8(stream) as text:
-        lines = [clean(line) for line in _lines(text, file)]
+        lines = stored(clean(line) for line in _lines(text, file))
     named = _RANK_IN_NAME.search(file)
     rank = int(named[1]) if named else None
     return _read_lines(file, lines, reference_s, label_of(lines), rank)
@@ -162,7 +164,7 @@ def _read_text(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLo
 
 def _read_lines(
     file: str,
-    lines: list[str],
+    lines: Sequence[str],
     reference_s: float | None,
     label: re.Pattern[str] | None = None,
     rank: int | None = None,
@@ -228,9 +230,9 @@ class _LineReader:
         self._pod_node: str | None = None  # of the pod that is described
         self._row: int | None = None  # whose row of torchrun's table is read
 
-    def read(self, file: str, lines: list[str]) -> ReadLog:
-        stamped: list[int] = []
-        stamps: list[Stamp] = []
+    def read(self, file: str, lines: Sequence[str]) -> ReadLog:
+        stamped, stamps_s = array("q"), array("d")
+        clocks: list[Clock] = []
         nodes: list[str | None] = [None] * len(lines)
         ranks: list[int | None] = [self._rank] * len(lines)
         local: dict[int, int] = {}
@@ -247,7 +249,8 @@ class _LineReader:
                 rank, rest = (int(label[1]), rest[label.end() :]) if stamp.end else (None, rest)
             if stamp.end:
                 stamped.append(place)
-                stamps.append(stamp)
+                stamps_s.append(stamp.time_s)
+                clocks.append(stamp.clock)
                 after = rest[stamp.end : stamp.end + 200]
                 inner = writer_of(after.lstrip(" "), self._label)
                 nodes[place] = _host(after) or inner.node or writer.node
@@ -264,9 +267,9 @@ class _LineReader:
             elif at_rank is not None and self._rank is None:
                 local[place] = at_rank
         times_s = np.full(len(lines), np.nan)
-        on_utc = _on_utc(stamps)
-        times_s[stamped] = np.where(strays(stamps, on_utc), np.nan, on_utc)
-        from_boot = tuple(place for place, stamp in zip(stamped, stamps, strict=True) if stamp.clock == "boot")
+        on_utc = _on_utc(np.frombuffer(stamps_s), clocks) if clocks else np.zeros(0)
+        times_s[np.array(stamped)] = np.where(strays(clocks, on_utc), np.nan, on_utc)
+        from_boot = tuple(place for place, clock in zip(stamped, clocks, strict=True) if clock == "boot")
         return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines, self._label), from_boot, local)
 
     def _node(self, text: str, start: int) -> str | None:
@@ -311,10 +314,11 @@ def _rank_in_groups(text: str) -> int | None:
     return None
 
 
-def _on_utc(stamps: Sequence[Stamp]) -> list[float]:
+def _on_utc(stamps_s: Floats, clocks: Sequence[Clock]) -> Floats:
     """Times of a file's stamps, those without a zone shifted by the zone that the others show."""
-    ahead_s = zone_s([stamp.time_s for stamp in stamps], [stamp.clock for stamp in stamps])
-    return [stamp.time_s - ahead_s if stamp.clock == "unzoned" else stamp.time_s for stamp in stamps]
+    ahead_s = zone_s(stamps_s, clocks)
+    unzoned = np.fromiter((clock == "unzoned" for clock in clocks), np.bool_, len(clocks))
+    return np.where(unzoned, stamps_s - ahead_s, stamps_s)
 
 
 def _host(after: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainwarden.detectors.logs.device_lines import Tasks, as_said
-from trainwarden.detectors.logs.ends.endings import Ending, EndTable, ranks_of, shipped_endings
+from trainwarden.detectors.logs.ends.endings import MAX_RANKS, Ending, EndTable, ranks_of, shipped_endings
 from trainwarden.detectors.logs.ends.line_times import began_s, line_times
 from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Stall, Verdict, decide
 from trainwarden.detectors.logs.findings import EVENT_KIND
@@ -27,11 +27,17 @@ from trainwarden.records import EventRecord, IncidentKind
 
 _FACTS: Final = frozenset({"process_exit", "exception", "fatal_signal", "heartbeat_lost", "job_end"})
 MOST_LINES: Final = 1_000_000  # of one file, its last
+MAX_PREFIX: Final = 200
 OUTLIVED_STEPS: Final = 3  # step lines of one writer after which nothing before them was the end
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _FRAME: Final = " \t\u256d\u2500"  # rich draws a box around a traceback, its exception follows
 _INSIDE: Final = frozenset(" \t\u2502\u2570")
 _RAISED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,120})(?::|$)")
+# What Python, its loggers and asyncio print of an exception that ends nothing: the traceback of it follows.
+_CAUGHT: Final = re.compile(
+    r"Exception ignored (?:in|on|while)\b|--- Logging error ---|Error in atexit\._run_exitfuncs|"
+    r"Task exception was never retrieved|Exception in callback "
+)
 _WARNING: Final = re.compile(r"\[?W[0-9]{3,4} [0-9]{2}:|WARNING\b")
 _ONE_RANK: Final = re.compile(
     r"(?i)\blocal grad|before data-parallel|\bRank ([0-9]{1,6})[:,] |\bon rank ([0-9]{1,6})\b"
@@ -106,6 +112,18 @@ def _follow(reader: _Reader, attempt: Attempt, order: Order, where: tuple[int, i
     return attempt
 
 
+def _only_gap(heard: set[int]) -> set[int]:
+    """The one rank between others of which no line is, if there is just one.
+
+    Examples
+    --------
+    >>> _only_gap({0, 1, 3, 4}), _only_gap({0, 1, 4, 5}), _only_gap({1, 2, 3})
+    ({2}, set(), set())
+    """
+    gaps = set(range(min(heard, default=0), max(heard, default=0))) - heard if len(heard) < MAX_RANKS else set()
+    return gaps if len(gaps) == 1 else set()
+
+
 class _Reader:
     """Lines of all files in the order of their times, and what each of them means for the end of the job."""
 
@@ -116,13 +134,15 @@ class _Reader:
         self._open: set[tuple[int, int | None]] = set()  # writers in the middle of a traceback
         self._tables: defaultdict[int, EndTable] = defaultdict(EndTable)  # of launchers, by file
         self._named: dict[int, int] = {}  # whose traceback comes next
+        self._caught: set[tuple[int, int | None]] = set()  # whose next traceback ends nothing
         self._tasks = Tasks()
         self._stamps = Stamps()
         self._warns = False  # the line that is being read is a warning
         known = {one for table in tables for one in zip(table.ranks, table.nodes, strict=True)}
         for rank, node in known:
             self._tasks.hear(rank, node)
-        self.heard = frozenset(rank for rank, _ in known if rank is not None)
+        heard = {rank for rank, _ in known if rank is not None}
+        self.heard = frozenset(heard | _only_gap(heard))
         self.last_s = max((float(times_s[-1]) for times_s in self._times_s if times_s.size), default=start_s)
 
     def lines(self) -> Iterator[tuple[Order, int, int]]:
@@ -166,6 +186,11 @@ class _Reader:
         if key in self._open:
             self._raised(attempt, order, where, line)
             return
+        if _CAUGHT.search(line, 0, MAX_PREFIX):
+            self._caught.add(key)
+            return
+        if line[:1] not in _INSIDE:  # asyncio names the future before the traceback
+            self._caught.discard(key)
         ending = self._endings.read(line)
         if ending is not None:
             self._ended(attempt, order, where[0], rank, ending)
@@ -194,7 +219,7 @@ class _Reader:
         table = self.tables[where[0]]
         key = (where[0], table.ranks[where[1]])
         self._open.discard(key)
-        if not _RAISED.match(line):
+        if key in self._caught or not _RAISED.match(line):
             return
         ending = self._endings.read(line)
         if ending is not None:

@@ -15,7 +15,7 @@ from trainwarden.formats.source import Source
 from trainwarden.formats.text.trainers import step_line
 from trainwarden.log_text import writer_of
 from trainwarden.recorded.job import LogTable, RecordedJob
-from trainwarden.recorded.joining.read_log import ReadLog, settled
+from trainwarden.recorded.joining.read_log import ReadLog, of_one_node, settled
 from trainwarden.recorded.log_stamps import Stamps
 from trainwarden.recorded.logs import is_epoch, read_logs
 
@@ -106,8 +106,7 @@ def _joined(read: Sequence[ReadLog], reference_s: float | None, nodes: Sequence[
         times = [log.table.times_s[np.isfinite(log.table.times_s)] for log in read]
         reference_s = max((float(one.max()) for one in times if one.size), default=0.0)
     known = {node for node in (*nodes, *_nodes(read)) if node}
-    single_node = len(known) == 1 or (not known and len(read) == 1 and read[0].of_first_node)
-    return settled(read, epoch=is_epoch(reference_s), single_node=single_node)
+    return settled(read, epoch=is_epoch(reference_s), single_node=of_one_node(read, known))
 
 
 def _nodes(read: Sequence[ReadLog]) -> Iterator[str | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,6 +64,12 @@ class ReadLog:
         if not single_node and (len(said) < 2 or said[-1] - first >= _MOST_LOCAL):
             return {}
         return {local: first + local for local in set(self.local.values())}
+
+
+def of_one_node(read: Sequence[ReadLog], nodes: Collection[str]) -> bool:
+    """Whether a job has run on one node: the only one of `nodes`, or that of the only log beside the kernel's."""
+    programs = [log for log in read if not log.from_boot]
+    return len(nodes) == 1 or (not nodes and len(programs) == 1 and programs[0].of_first_node)
 
 
 def settled(read: Sequence[ReadLog], *, epoch: bool, single_node: bool) -> tuple[LogTable, ...]:

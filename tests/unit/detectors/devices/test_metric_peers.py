@@ -264,3 +264,13 @@ def test_two_seconds_are_too_short_however_many_samples_they_have(every_s: float
         rounds.observe(new, 0, quiet=False)
         told_s += [time_s] * len(rounds.outlying())
     assert 139.0 <= told_s[0] <= 140.5
+
+
+def test_the_only_metric_of_a_family_opens_where_it_is_far_away():
+    values = ranks()[:, :1]
+    values[5, 0, 35:] += 0.8
+    votes = shown(values, names=NAMES[:1])
+    assert votes[told(votes)[0]].verified
+    near = ranks()[:, :1]
+    near[5, 0, 35:] += 0.12
+    assert not any(vote.verified for vote in shown(near, names=NAMES[:1]))

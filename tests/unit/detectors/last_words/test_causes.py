@@ -172,3 +172,51 @@ def test_what_kubectl_shows_is_read(tmp_path: Path, said: str, kind: str) -> Non
     (tmp_path / "events.txt").write_text(f"LAST SEEN   TYPE   REASON   OBJECT   MESSAGE\n{said}\n")
     (incident,) = judged(tmp_path, {})
     assert incident.kind == kind
+
+
+def test_the_only_rank_between_others_that_is_never_heard_is_the_one_they_wait_for(tmp_path: Path) -> None:
+    waiting = [TIMED_OUT.format(rank=rank, clock="08:10:05") for rank in (0, 1, 2, 4, 5, 6, 7)]
+    assert only(tmp_path, *steps("08:00:00", 12), *waiting) == ("hang", 3)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f01>",
+        "--- Logging error ---",
+        "Task exception was never retrieved",
+    ],
+)
+def test_an_exception_that_python_only_prints_is_no_end(tmp_path: Path, said: str) -> None:
+    lines = [
+        *steps("09:10:00", 12),
+        "`Trainer.fit` stopped: `max_epochs=6` reached.",
+        said,
+        "Traceback (most recent call last):",
+        '  File "/srv/loader.py", line 1479, in __del__',
+        "AssertionError: can only test a child process",
+    ]
+    assert not judged(tmp_path, {"train.log": lines})
+
+
+def test_the_rank_whose_process_the_kernel_ended_goes_before_its_node(tmp_path: Path) -> None:
+    kernel = "Nov  4 08:00:01 ge kernel: [991.{number}] {said}"
+    files = {
+        "train.log": [*steps("08:00:00", 12), FAILED.format(clock="08:00:05", code=-9, rank=2)],
+        "kern.log": [
+            kernel.format(number=101000, said="python invoked oom-killer: gfp_mask=0x140dca, order=0, oom_score_adj=0"),
+            kernel.format(number=301000, said="Out of memory: Killed process 7002 (python) total-vm:81234kB"),
+        ],
+    }
+    (incident,) = judged(tmp_path, files)
+    assert (incident.kind, [one.rank for one in incident.suspects]) == ("out_of_memory", [2])
+
+
+def test_a_kernel_log_beside_the_only_log_of_a_program_makes_no_second_node(tmp_path: Path) -> None:
+    said = "Memory access fault by GPU node-3 (Agent handle: 0x5a5c) on address 0x7098. Reason: Write access to a page."
+    files = {
+        "train.log": [*LOSSES, said, FAILED.format(clock="10:31:40", code=-6, rank=1)],
+        "dmesg.txt": ["[19277.975559] amdgpu 0000:3d:00.0: amdgpu: [mmhub0] no-retry page fault (src_id:0 ring:160)"],
+    }
+    (incident,) = judged(tmp_path, files)
+    assert (incident.kind, incident.suspects[0].rank) == ("exception", 1)

@@ -252,6 +252,7 @@ BENIGN = [
     "mlx5_core 0000:5e:00.0: Port module event: module 0, Cable plugged",
     "IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready",
     "nfs: server fs1 OK",
+    "NFS: state manager: check lease failed on NFSv4 server 10.1.1.1 with error 10008",
     "perf: interrupt took too long (2509 > 2500), lowering kernel.perf_event_max_sample_rate to 79500",
     "EXT4-fs (sda1): mounted filesystem with ordered data mode. Opts: errors=remount-ro",
     "slurmstepd: error: _is_a_lwp: open() /proc/123/status failed: No such file or directory",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from openpyxl import Workbook
 
 from tests.places import ROOT
+from trainwarden.detectors.recorded.exporter_facts import exporter_events
 from trainwarden.errors import DataError
 from trainwarden.formats.reading import read_job
 from trainwarden.formats.survey import jobs_at
@@ -272,3 +276,71 @@ def test_a_runs_own_clock_in_hours_minutes_and_seconds_gives_step_times(tmp_path
     table = read_job(tmp_path).iterations
     assert table is not None
     np.testing.assert_allclose(table.duration_s, 2.0)  # a day between two rows is a pause
+
+
+def test_ports_of_a_node_exporter_that_is_scraped_by_hand_are_entities_of_their_own(tmp_path: Path) -> None:
+    state = 'node_infiniband_state_id{{device="mlx5_{port}",port="1"}} {state} {ms}\n'
+    (tmp_path / "node.prom").write_text(
+        "".join(
+            state.format(
+                port=port, state=1 if port == 4 and number >= 30 else 4, ms=1_790_000_000_000 + 15_000 * number
+            )
+            for number in range(60)
+            for port in range(8)
+        )
+    )
+    job = read_job(tmp_path)
+    assert job.metrics is not None
+    assert sorted(str(one) for one in job.metrics.devices) == [f"mlx5_{port}:1" for port in range(8)]
+    (event,) = exporter_events(job)
+    assert (event.kind, event.device) == ("link_down", "mlx5_4:1")
+
+
+def test_a_loss_that_is_no_number_is_kept_in_a_long_table_too(tmp_path: Path) -> None:
+    rows = [
+        {
+            "key": "train_loss",
+            "value": 3.0 if step < 30 else math.nan,
+            "step": step,
+            "timestamp": 1_790_000_000_000 + step,
+        }
+        for step in range(40)
+    ]
+    (tmp_path / "metrics.json").write_text(json.dumps(rows))
+    job = read_job(tmp_path)
+    assert [line for log in job.logs for line in log.lines][-1] == "step 39 | loss: nan"
+
+
+def test_a_workbook_is_read_as_its_sheet_saved_as_csv(tmp_path: Path) -> None:
+    cells = [line.split(",") for line in rows("gpu").splitlines()]
+    book = Workbook()
+    book.active.title = "gpus"
+    for row in cells:
+        book.active.append(
+            [one if number == 0 or not row[0].isdecimal() else _cell(one) for number, one in enumerate(row)]
+        )
+    beside = book.create_sheet("notes")
+    for row in (["who"], ["nobody"]):
+        beside.append(row)
+    book.save(tmp_path / "gpus.xlsx")
+    put(tmp_path, "gpus.csv", rows("gpu"))
+    left, right = (read_job(tmp_path / name) for name in ("gpus.xlsx", "gpus.csv"))
+    assert metrics(left).names == metrics(right).names
+    np.testing.assert_array_equal(metrics(left).values, metrics(right).values)
+    assert "sheet 'gpus' is read, and not 'notes'" in str(left.notes)
+
+
+def test_a_workbook_without_its_package_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    sample = (ROOT / "tests/data/formats/excel_table/gpus.xlsx").read_bytes()
+    (unread,) = read_job(put(tmp_path, "gpus.xlsx", sample)).unread
+    assert "pip install 'trainwarden[excel]'" in unread.why
+
+
+def _cell(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
