@@ -23,6 +23,9 @@ from trainwarden.records import DeadLetter, Record
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.topics import KEPT_BYTES, KEPT_REASON_CHARS, TOPICS, Topic, topic_of
 
+_MARK_CHARS = 32  # of a value of a plan that is no more than a mark
+_WHY_CHARS = 64
+
 log = logging.getLogger("trainwarden.service_loop")
 
 Output = tuple[str, Record]
@@ -194,9 +197,7 @@ class ServiceLoop:
     def _publish(self) -> None:
         """Hand all outputs to the bus, each once; what it cannot take now is kept, what it never will is counted."""
         while self._pending:
-            key, record = self._pending[0]
-            if not offer(self._bus, self._metrics, key, record):
-                offer(self._bus, self._metrics, key, shortened(record))
+            offer_shortened(self._bus, self._metrics, *self._pending[0])
             self._pending.popleft()
 
     def _take_over(self, consumer: Consumer) -> None:
@@ -236,6 +237,12 @@ def offer(bus: Bus, metrics: SelfMetrics, key: str, record: Record) -> bool:
     return True
 
 
+def offer_shortened(bus: Bus, metrics: SelfMetrics, key: str, record: Record) -> None:
+    """Publish `record`, ever shorter while its topic does not take it."""
+    while not offer(bus, metrics, key, record) and (shorter := shortened(record)) != record:
+        record = shorter
+
+
 def flush(bus: Bus, metrics: SelfMetrics) -> list[Output]:
     """Flush all that was published; what the bus refuses for good is counted and returned, and the rest goes on.
 
@@ -264,9 +271,18 @@ def _count_refused(metrics: SelfMetrics, error: RecordsRefused) -> None:
 
 
 def shortened(record: Record) -> Record:
-    """`record` without what was written beside its word, which matters more; without the word it is as it was."""
-    beside = [field for field in ("evidence", "votes", "plan") if getattr(record, field, None)]
-    return msgspec.structs.replace(record, **{field: {} for field in beside}) if beside else record
+    """`record` without what was written beside its word, which matters more; in its shortest form it is as it was.
+
+    Of a plan the short values stay longest, as by them others know whether it was done; before them, `why` is cut.
+    """
+    plan, why = getattr(record, "plan", None) or {}, getattr(record, "why", None) or ""
+    marks = {name: value for name, value in plan.items() if len(str(value)) <= _MARK_CHARS}
+    beside: dict[str, Any] = {field: {} for field in ("evidence", "votes") if getattr(record, field, None)}
+    if marks != plan:
+        beside["plan"] = marks
+    if not beside and plan:
+        beside = {"why": why[:_WHY_CHARS]} if len(why) > _WHY_CHARS else {"plan": {}}
+    return msgspec.structs.replace(record, **beside) if beside else record
 
 
 def dead_letter_of(message: Message, error: Exception) -> DeadLetter:

@@ -12,7 +12,7 @@ from trainwarden.actions.remedies.engine_state import EngineState, with_outcome
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, CommandRecord, IncidentRecord, Record
 from trainwarden.self_metrics import SelfMetrics
-from trainwarden.service_loop import Output, offer, shortened
+from trainwarden.service_loop import Output, offer_shortened
 
 log = logging.getLogger("trainwarden.engine")
 
@@ -38,8 +38,7 @@ class Outbox:
     def publish(self, bus: Bus) -> None:
         """Put all of it on the bus; it is not flushed."""
         for key, record in self.empty():
-            if not offer(bus, self._metrics, key, record):
-                offer(bus, self._metrics, key, shortened(record))
+            offer_shortened(bus, self._metrics, key, record)
 
     def remind(self, memory: EngineState) -> None:
         """Tell a new memory what has not come to the bus yet."""

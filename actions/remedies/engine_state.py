@@ -131,8 +131,9 @@ class EngineState:
 
     def _take_action(self, action: ActionRecord, at_s: float | None) -> None:
         known = self.actions.get(action.id)
-        if known is not None and not action.plan:  # shortened, as the topic took no more
-            action = msgspec.structs.replace(action, plan=known.plan)
+        ends = known is not None and known.outcome == "started" and action.outcome in ("done", "failed")
+        if known is not None and (ends or not action.plan):  # it may be shortened, as the topic took no more
+            action = msgspec.structs.replace(action, plan={**known.plan, **action.plan})
         if known is None:
             self._of_cause[action.cause].append(action.id)
             self._of_job[action.job][action.id] = None

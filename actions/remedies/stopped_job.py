@@ -134,7 +134,19 @@ def _counts_against(view: PlanningContext, action: ActionRecord, node: str) -> b
     said_s = case.first_said_s if (case := view.memory.cases.get(action.cause)) else None  # its end may be told late
     if action.plan.get(BY_LAUNCHER) and action.blames != node:
         return False  # one incident may be of several failures, and blame another with each
+    if _repaired_since(view, action, node):
+        return False
     return view.memory.accused_in(action.cause) == node and view.memory.nodes.cleared(node, said_s) is None
+
+
+def _repaired_since(view: PlanningContext, action: ActionRecord, node: str) -> bool:
+    """Whether a person has called another accused node well since `action`, which may have been in vain by that one."""
+    memory, done_s = view.memory, view.memory.said_s.get(action.id)
+    for name, case in memory.cases.items():
+        other = memory.accused_in(name) if case.incident.job == action.job else None
+        if other != node and memory.nodes.cleared(other, case.first_said_s) and memory.nodes.cleared(other, done_s):
+            return True
+    return False
 
 
 def _another(view: PlanningContext, node: str) -> bool:

@@ -23,7 +23,15 @@ REPEATS: Final = 5  # bursts within a day that make a watched Xid an incident (N
 
 
 class DeviceFault(msgspec.Struct):
-    """A finding about a device or node that lasts until it is taken back."""
+    """A finding about a device or node that lasts until it is taken back.
+
+    Attributes
+    ----------
+    by_agent : bool
+        An agent tells it once and says when it is over, however often the job is restarted meanwhile.
+    was_before : bool
+        The job was restarted since.
+    """
 
     kind: IncidentKind
     severity: Severity
@@ -33,6 +41,8 @@ class DeviceFault(msgspec.Struct):
     time_s: float
     reason: str
     by_silence: bool = False
+    by_agent: bool = False
+    was_before: bool = False
 
 
 class DeviceFaults:
@@ -65,16 +75,22 @@ class DeviceFaults:
         elif event.kind == "device_back":
             self._devices.pop(f"gpu_lost/{event.node}/{event.device}", None)
         elif event.kind == "restart" and event.fields.get("stage") == "done":
-            self._devices.clear()  # the job runs on what the launcher chose; what is still broken will say so
+            # The job runs on what the launcher chose; what is still broken will say so, or has not said to be over.
+            self._devices = {key: fault for key, fault in self._devices.items() if fault.by_agent}
+            for fault in self._devices.values():
+                fault.was_before = True
 
     def watch_nodes(self, window: Window) -> None:
         """Nodes with live ranks that have fallen silent, and those that are heard again or not missed any more."""
         silent, moves = window.node_silent_s, window.still_s < HEARD_S
+        there = {node for node, live in zip(window.nodes, window.live, strict=True) if live}
         for key, fault in list(self._devices.items()):
             if fault.kind == "node_lost" and silent.get(fault.node or "", HEARD_S) < HEARD_S:
                 del self._devices[key]
             elif fault.by_silence and (moves or window.finished):
                 del self._devices[key]  # the job runs on, with the node after all or without it
+            elif fault.was_before and moves and fault.node not in there:
+                del self._devices[key]  # the job was restarted without the node
         for node, reason in lost_nodes(window, self._config).items():
             fault = DeviceFault("node_lost", "sev1", node, None, None, window.now_s - silent[node], reason, True)
             self._devices.setdefault(f"node_lost/{node}/None", fault)
@@ -140,10 +156,11 @@ class DeviceFaults:
         }
         kind, severity, what = table[event.kind]
         reason = f"{name_of(event.node, event.device)}: {event.message[:200] or what}"
-        self._devices.setdefault(
+        fault = self._devices.setdefault(
             f"{FABRIC if event.kind == 'fabric_down' else kind}/{event.node}/{event.device}",
             DeviceFault(kind, severity, event.node, event.device, event.rank, began_s(event), reason),
         )
+        fault.by_agent = event.kind != "heartbeat_lost"  # that one is taken back when the node is heard
 
 
 def device_vote(members: list[DeviceFault]) -> Vote:

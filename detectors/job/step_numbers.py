@@ -37,6 +37,7 @@ class StepNumbers:
         self.high = np.zeros(0, dtype=np.int64)
         self.epoch = np.zeros(0, dtype=np.int64)
         self._begun = np.zeros(0, dtype=np.bool_)
+        self._first = np.zeros(0, dtype=np.int64)  # the lowest number of the process
         self._shift = np.zeros(0, dtype=np.int64)  # a step's number less its label
         self._odd = np.zeros(0, dtype=np.int64)  # the label before, where it did not fit; -1 where it did
         self._newest_s = np.zeros(0)
@@ -46,6 +47,7 @@ class StepNumbers:
         self.high = widened(self.high, room, -1)
         self.epoch = widened(self.epoch, room, int(self.epoch.max(initial=0)))
         self._begun = widened(self._begun, room, False)
+        self._first = widened(self._first, room, 0)
         self._shift = widened(self._shift, room, 0)
         self._odd = widened(self._odd, room, -1)
         self._newest_s = widened(self._newest_s, room, np.nan)
@@ -56,7 +58,8 @@ class StepNumbers:
         others = self._others(column)
         wild = others.size and label > int(others.max()) + MAX_SKIP
         self.high[column] = int(others.min()) - 1 if wild else label - 1
-        self._shift[column] = int(self.high[column]) + 1 - label
+        self._first[column] = int(self.high[column]) + 1
+        self._shift[column] = int(self._first[column]) - label
         self._begun[column], self._odd[column] = True, -1
         self._newest_s[column] = np.nan
 
@@ -70,11 +73,11 @@ class StepNumbers:
         self._newest_s[column] = np.fmax(self._newest_s[column], end_s)
         fits = high < number <= high + MAX_SKIP
         if again and not (fits and shift == 0):  # a clock may be set back, where numbers rise
-            return number if number <= high else None
+            return number if self._first[column] <= number <= high else None
         if fits:
             self._odd[column] = -1
         elif self._was_wild(column, number):
-            pass
+            self._first[column] = min(int(self._first[column]), number)
         else:
             number = self._counted_on(column, label, number)
         self.high[column] = number

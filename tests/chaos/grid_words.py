@@ -22,7 +22,7 @@ class Words:
     Attributes
     ----------
     out : dict of str to int
-        By node that was seen cordoned, the newest round that any node knew of then.
+        By node that was seen cordoned, the newest round that was decided then; nodes may begin it later.
     done : Counter of str
         Operations that were seen done, by kind.
     """
@@ -78,7 +78,7 @@ class Words:
             if same and same[0] != wanted:
                 self._grid.history.aside.append(f"a move to {wanted} is done, and {same[0]} began")
         if asked.kind in ("evict", "cordon"):
-            self.out[asked.targets.nodes[0]] = max(self._grid.rosters, default=0)
+            self.out[asked.targets.nodes[0]] = max(table.memory.round, *self._grid.rosters)
 
     def check(self, memory: Memory) -> None:
         """A round begins somewhere: without nodes of which one of its own knows that they are out."""

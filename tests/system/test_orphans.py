@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.places import ROOT
@@ -126,4 +128,43 @@ def test_whoever_is_killed_in_its_first_moments_leaves_no_service(tmp_path: Path
             time.sleep(0.05)
     finally:
         for pid in filter(alive, left):
+            os.kill(pid, signal.SIGKILL)
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Command lines of the processes that live and have `mark` in their environment, by their ids."""
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("LAIR") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = " ".join(process.cmdline())
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", ["rank.py exec", "torch.distributed.run", "time.sleep(60"])
+def test_whoever_kills_launch_in_its_first_moments_leaves_no_rank(tmp_path: Path, moment: str) -> None:
+    """A scheduler that starts the job again would have two writers of one folder for checkpoints."""
+    mark = str(tmp_path)
+    environ = {
+        **os.environ,
+        "LAIR": mark,
+        "PYTHONPATH": str(ROOT),
+        "TRAINWARDEN_RUN_DIR": str(tmp_path / "run"),
+        **LEAN,
+    }
+    words = ["launch", "--nproc", "2", "--mode", "auto", "--", "python", "-S", "-c", "import time; time.sleep(600)"]
+    launch = subprocess.Popen([*WARDEN, *words], stdout=subprocess.DEVNULL, env=environ)
+    try:
+        until_s = time.monotonic() + 240.0
+        while not any(moment in line for pid, line in marked(mark).items() if pid != launch.pid):
+            assert time.monotonic() < until_s
+        launch.kill()
+        launch.wait()
+        while left := marked(mark):
+            assert time.monotonic() < until_s, left
+            time.sleep(0.05)
+    finally:
+        launch.kill()
+        for pid in marked(mark):
             os.kill(pid, signal.SIGKILL)

@@ -10,11 +10,12 @@ import pytest
 from tests.doubles import metric_value
 from tests.engine_doubles import MemoryConsumer, Rig
 from tests.unit.actions.engine.test_handler import slow_evidence
-from trainwarden.actions.brakes.history import took_effect
+from trainwarden.actions.brakes.history import UNDONE, took_effect
 from trainwarden.actions.remedies.engine_state import EngineState, with_outcome
 from trainwarden.errors import LauncherError
 from trainwarden.launching import LauncherState
 from trainwarden.records import ActionRecord, IncidentRecord
+from trainwarden.service_loop import shortened
 from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS, MAX_RECORD_BYTES
 
 # --- several engines -------------------------------------------------------------------------------------------------
@@ -323,6 +324,23 @@ def test_an_end_that_was_shortened_has_the_plan_of_its_start() -> None:
     memory.apply(started)
     memory.apply(msgspec.structs.replace(started, outcome="done", plan={}, finished_at_s=2.0))
     assert (memory.actions["a"].outcome, memory.actions["a"].plan) == ("done", {"nodes": ["n1"]})
+
+
+def test_an_end_that_was_shortened_still_says_that_nothing_was_done() -> None:
+    """A restart that the launcher had refused counted as one in vain for an engine that read of it."""
+    memory, long = EngineState(lambda kind: None), "n" * 40  # type: ignore[arg-type, return-value]
+    started = ActionRecord(
+        id="a", incident="i", job="job", kind="restart_process", outcome="started", at_s=1.0, why="", plan={"why": long}
+    )
+    memory.apply(started)
+    ended = msgspec.structs.replace(started, outcome="failed", plan={"why": long, UNDONE: "true"}, finished_at_s=2.0)
+    shorter = shortened(ended)
+    assert shorter.plan == {UNDONE: "true"}
+    assert shortened(shorter).plan == shortened(shortened(shorter)).plan == {}
+    wordy = msgspec.structs.replace(shorter, why="w" * 99)
+    assert shortened(wordy) == msgspec.structs.replace(shorter, why="w" * 64)
+    memory.apply(shorter)
+    assert memory.actions["a"] == ended
 
 
 def test_a_relief_that_failed_is_tried_again() -> None:

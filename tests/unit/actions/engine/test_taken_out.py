@@ -142,6 +142,23 @@ def test_a_node_that_a_person_has_called_healthy_since_excuses_no_other() -> Non
     assert evicted(one) == ["i1/evict/1"]
 
 
+def test_restarts_in_vain_before_another_node_was_repaired_are_no_evidence() -> None:
+    """The job went down by that one, before detection had told so; a repair takes its blame away, not the failure."""
+    one = rig()
+    one.launcher.slow = False
+    crash = incident(one, "i1", "crash")
+    one.launcher.phase = "failed"
+    one.tick(1.0)
+    one.launcher.phase = "failed"
+    other = one.incident("i2", "crash", suspects=(Suspect(score=1.0, reason="Xid 79", node="n3"),))
+    one.tell(one.command("stop"), other)
+    one.clock.sleep(1.0)
+    one.tell(set_healthy("n3", "repaired", "ann", one.clock.now_s()), one.closed(other), one.later(crash))
+    one.tell(one.command("resume"))
+    assert "evict_node" not in {action.kind for action in one.bus.actions()}
+    assert [operation.kind for operation in one.launcher.operations] == ["restart"] * 3
+
+
 def test_an_open_incident_is_no_evidence_for_a_failure_of_which_it_has_not_told() -> None:
     """It is waited for as long as it takes to tell who was the first; then the job goes on with all its nodes."""
     one = rig()

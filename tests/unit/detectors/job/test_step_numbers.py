@@ -105,6 +105,20 @@ def test_what_comes_again_after_an_epoch_is_no_new_step() -> None:
     assert state.window(START_S).steps.tolist() == list(range(142))
 
 
+def test_what_comes_again_as_an_epoch_begins_is_no_step_before_the_process_began() -> None:
+    """All ranks went on at step 25 and counted from 0 soon; one agent sent that first step 0 once more."""
+    state = JobState(JOB)
+    for rank in (0, 1):
+        told(state, rank, range(30), life=f"{rank}/old")
+        told(state, rank, [25, 26, 0], first=100, life=f"{rank}/new")
+    told(state, 1, [25, 26, 0], first=100, life="1/new")
+    for rank in (0, 1):
+        told(state, rank, [1, 2], first=103, life=f"{rank}/new")
+    window = state.window(START_S + 110)
+    assert window.steps.tolist() == [*range(30), *range(25, 30)]
+    assert bool((window.duration_s == 1.0).all()), "every step is whole"
+
+
 def test_a_new_process_that_goes_back_to_a_checkpoint_begins_with_its_own_numbers() -> None:
     state = JobState(JOB)
     told(state, 0, [*range(30), *range(30)])
