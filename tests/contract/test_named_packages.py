@@ -22,7 +22,7 @@ NAMED: Final = {
     "torch": "actions", "pynvml": "collectors", "kafka": "trainwarden", "prometheus_client": "trainwarden",
 }  # fmt: skip
 # Loaded by others for us, by name: sums and compression of Kafka's records, and what uvicorn speaks.
-BY_OTHERS: Final = {"crc32c": "kafka", "lz4": "kafka", "zstandard": "kafka", "h11": "uvicorn"}
+BY_OTHERS: Final = {"crc32c": "kafka", "lz4": "kafka", "zstandard": "kafka", "h11": "uvicorn", "openpyxl": "pandas"}
 DEV: Final = ("dev", "all")
 
 
