@@ -72,6 +72,7 @@ def test_the_product_is_built_with_what_its_design_names(package: str) -> None:
     assert [one for one in importers().get(package, []) if one.startswith(f"{NAMED[package]}/")] != []
 
 
+@pytest.mark.thorough
 def test_no_extra_asks_for_what_nobody_uses() -> None:
     used = set(importers()) | {name for name, loader in BY_OTHERS.items() if loader in importers()}
     unused = sorted(name for name, modules in asked().items() if modules and not modules & used)

@@ -291,6 +291,7 @@ def test_a_store_that_hangs_holds_up_neither_copies_nor_restarts(tmp_path, monke
     job.holds(job.store, 30)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("direct", [False, True], ids=["a part", "files for which memory has no slot"])
 def test_a_restart_waits_for_a_store_that_is_being_written(tmp_path, monkeypatch, direct):
     for module in (shard, transfer, parts):

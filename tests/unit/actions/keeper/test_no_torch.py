@@ -10,6 +10,7 @@ import pytest
 LOOKS = "import sys, {module}; sys.exit('torch' in sys.modules)"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("module", "loads"),
     [

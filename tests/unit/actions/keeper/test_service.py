@@ -89,6 +89,7 @@ def test_what_would_be_lost_of_a_folders_files_is_what_the_store_lacks(tmp_path)
     )
 
 
+@pytest.mark.thorough
 def test_while_the_store_hangs_ranks_are_answered_from_memory(tmp_path, monkeypatch):
     hangs, goes_on, put = threading.Event(), threading.Event(), Filed.put
 

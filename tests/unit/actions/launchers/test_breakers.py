@@ -142,6 +142,7 @@ class Desk:
         return get
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["webhook", "slurm", "kubernetes"])
 def test_each_launcher_asks_about_others_while_one_job_is_silent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str

@@ -70,6 +70,7 @@ def test_what_breaks_is_a_500(script):
     assert refused(script).status == 500
 
 
+@pytest.mark.thorough
 def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
     script = (
         "import subprocess, sys, time; child = subprocess.Popen(['sleep', '300']); "

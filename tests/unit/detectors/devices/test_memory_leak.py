@@ -14,6 +14,8 @@ from trainwarden.detectors.devices.memory_leak import GROUP_LEFT, RANK, START_S,
 from trainwarden.detectors.testing.checks import windows_of
 from trainwarden.records import MetricsRecord
 
+pytestmark = pytest.mark.thorough  # they take seconds
+
 Floats = npt.NDArray[np.float64]
 SECONDS = np.arange(1200.0)
 MB = 1e6

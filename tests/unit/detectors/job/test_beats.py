@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,6 +87,7 @@ def seen(board: HeartbeatTable, rank: int) -> list[float]:
     return [float(getattr(board, lane)[rank]) for lane in LANES]
 
 
+@pytest.mark.thorough
 @settings(max_examples=300)
 @given(st.lists(st.tuples(BEATS, st.booleans()), min_size=1, max_size=25))
 def test_it_does_not_matter_when_they_are_settled(told: list[tuple[HeartbeatRecord, bool]]) -> None:

@@ -10,6 +10,8 @@ from tests.unit.detectors.detection_streams import Run
 from trainwarden.detectors.testing.streams import Job, event
 from trainwarden.records import IncidentKind, IncidentRecord
 
+pytestmark = pytest.mark.thorough  # they take seconds
+
 
 class Phases:
     """A job whose ranks load data for each step, and stand still in phases between two stretches of steps."""

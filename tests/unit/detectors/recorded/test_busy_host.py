@@ -8,6 +8,8 @@ from tests.benchmarks.detection.own_runs.judge import through
 from tests.benchmarks.detection.own_runs.reading import one_run
 from tests.places import ROOT
 
+pytestmark = pytest.mark.thorough  # they take seconds
+
 DATA = ROOT / "tests" / "data" / "busy_host"
 NAMED_S = 12.0  # 8.6 to 9.6 were measured
 

@@ -21,6 +21,8 @@ from tests.unit.detectors.recorded.standstill import (
 )
 from trainwarden.records import EventRecord, HeartbeatRecord
 
+pytestmark = pytest.mark.thorough  # they take seconds
+
 
 def test_a_job_that_spins_is_hung_since_its_last_step(tmp_path: Path) -> None:
     (incident,) = incidents(Written().to(tmp_path))

@@ -15,6 +15,8 @@ from trainwarden.detectors.peers.rank_seconds import CPU_TICKS
 from trainwarden.detectors.verdict.contention import HOST_S, excused
 from trainwarden.records import IncidentKind, IncidentRecord, MetricsRecord, Suspect, Vote
 
+pytestmark = pytest.mark.thorough  # they take seconds
+
 SLOW, STEPS = 80, 160
 Share = Callable[[int, bool], float]
 

@@ -9,6 +9,8 @@ from trainwarden.detectors.testing.streams import START_S, Job, event
 from trainwarden.detectors.verdict.stacks import MAX_WORDS, StackBoard, with_stacks
 from trainwarden.records import EventRecord, IncidentRecord, Suspect
 
+pytestmark = pytest.mark.thorough  # they take seconds
+
 PLACE = "next_batch (job/data.py:41)"
 
 

@@ -35,6 +35,7 @@ def folder(path: Path) -> MemoryFolder:
     return MemoryFolder("j", store, environ, path, node="a", alone=True, found=lambda found: None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("program", "code"), [(STANDS_STILL, -signal.SIGKILL), (WRITES, 0)])
 def test_the_end_waits_for_a_store_that_takes_bytes_and_not_for_one_that_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, program: str, code: int

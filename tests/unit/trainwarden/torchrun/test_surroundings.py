@@ -53,6 +53,7 @@ def test_a_look_that_is_waited_for_comes_at_once_also_where_no_checkpoint_is_lef
     around.close()
 
 
+@pytest.mark.thorough
 def test_a_store_that_stands_still_is_left_once_another_round_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

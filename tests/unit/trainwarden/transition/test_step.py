@@ -16,6 +16,8 @@ from trainwarden.transition import ResilientStep, TransitionError
 from trainwarden.transition import step as of_step
 from trainwarden.transition.buckets import Broken
 
+pytestmark = pytest.mark.thorough  # they take seconds
+
 ONCE = [1.0] * TOTAL
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.benchmarks.detection.change_series import Floats
 from tests.unit.detectors.pace.shifts.constructed import noisy, shifts_of, stepped, two_paces
@@ -101,6 +102,7 @@ def test_a_slow_rise_must_be_more_than_noise() -> None:
     assert not verification.rises(noisy(100, 0.08), 0, 0.1, 24)
 
 
+@pytest.mark.thorough
 def test_two_paces_by_chance_are_told_a_third_as_often_and_a_step_on_top_of_them_is_told() -> None:
     told, without, missed = 0, 0, 0
     for seed in range(12):
