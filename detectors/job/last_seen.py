@@ -62,6 +62,11 @@ class LastSeen:
         """A heartbeat of `node` has come."""
         self._nodes[node] = 0.0
 
+    def missed(self, node: str) -> None:
+        """Another has found that `node` sends no more heartbeats; the next one says otherwise."""
+        if node in self._nodes:
+            self._nodes[node] = np.inf
+
     def moved(self) -> None:
         """A step or a collective call of any rank has come."""
         self.still_s = 0.0

@@ -293,6 +293,8 @@ class JobState:
             self._feed_size(record)
         elif record.kind == "job_end":
             self.finished, self.finished_s = True, record.time_s
+        elif record.kind == "heartbeat_lost":
+            self._silence.missed(record.node)
         elif record.kind == "restart":
             self._feed_restart(record)
         elif record.kind == "microbatch_plan":

@@ -16,7 +16,7 @@ from trainwarden.detectors.collectives.flight_recorder import analyse
 from trainwarden.detectors.logs.ends.last_messages import last_word_events
 from trainwarden.detectors.recorded.exporter_facts import exporter_events
 from trainwarden.detectors.recorded.hangs import hang_events
-from trainwarden.detectors.recorded.lost_nodes import lost_node_events
+from trainwarden.detectors.recorded.lost_nodes import lost_node_events, silent_node_events
 from trainwarden.detectors.recorded.stream import Fact
 from trainwarden.detectors.recorded.xids import xid_events
 from trainwarden.errors import DataError
@@ -40,7 +40,9 @@ def read_facts(job: RecordedJob) -> list[Fact]:
     events = [*_lines(job.folder / "events.jsonl", EventRecord), *job.events]
     events += [*xid_events(job, events), *exporter_events(job, events)]
     beats = _lines(job.folder / "heartbeats.jsonl", HeartbeatRecord)
-    if not beats:  # which tell it better
+    if beats:
+        events += silent_node_events(job, beats, events)
+    else:
         events += last_word_events(job, events)
         events += lost_node_events(job, events)
         events += hang_events(job, events)

@@ -1,27 +1,33 @@
-"""Nodes that a recording without heartbeats tells of no more while others go on, where a second witness misses them.
+"""Nodes of which a recording holds nothing more while others go on, where a second witness misses them.
 
 That nothing comes of a node may be its exporter's fault. It is lost if no step has been ended since, though the job's
 pauses were shorter, or if its peers say that a connection broke or a process failed. Where half fall silent together,
 what they share has failed.
+
+Where heartbeats were recorded, the others' ranks are the witness: they wait in a step for longer than the node was seen
+in it. Each is measured on its own clock since its own last step, as the nodes' clocks may be apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
+from trainwarden.detectors.facts.nodes import NodeConfig
 from trainwarden.detectors.recorded.witnesses import TIMES, Steps, ended, heard_after, left_alone
 from trainwarden.prometheus.events import SILENT_S
 from trainwarden.recorded.job import Floats, MetricTable, RecordedJob
-from trainwarden.records import EventRecord
+from trainwarden.records import EventRecord, HeartbeatRecord
 
 INTERVALS: Final = 10.0  # of the slowest of the nodes, and three times the longest gap of the silent one
 SAMPLES: Final = 10
 OTHERS: Final = 2  # at least, that go on
 STEPS: Final = 2.0  # that ranks may still end without a node
+WAIT_STEPS: Final = 3.0  # usual steps that the others have waited for at least, as live ones do
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +149,79 @@ def _event(job: RecordedJob, silence: _Silence, witness: str, time_s: float) -> 
         kind="heartbeat_lost", fields={"since_s": since_s},
         message=f"nothing was told of it for {time_s - node.last_s:.0f} s while {silence.others} other nodes went on; "
         f"{witness}",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Beats:
+    """What a node's heartbeats say: steps finished by then, for how long it was in its step, whether its ranks wait."""
+
+    name: str
+    times_s: Floats
+    steps: npt.NDArray[np.int64]
+    in_step_s: Floats
+    waits: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, name: str, beats: list[HeartbeatRecord]) -> _Beats:
+        beats = sorted((one for one in beats if one.steps), key=lambda one: one.time_s)
+        times_s = np.array([one.time_s for one in beats])
+        steps = np.array([max(one.steps) for one in beats], np.int64)
+        ends_s = np.array([max((end for end in one.step_end_s if end is not None), default=np.nan) for one in beats])
+        waits = np.array([bool(one.phases) and all(phase == "wait" for phase in one.phases) for one in beats], np.bool_)
+        return cls(name, times_s, steps, times_s - ends_s, waits)
+
+    @property
+    def gap_s(self) -> float:
+        return float(np.diff(self.times_s).max(initial=0.0))
+
+
+def silent_node_events(
+    job: RecordedJob, beats: Sequence[HeartbeatRecord], known: Iterable[EventRecord] = ()
+) -> list[EventRecord]:
+    """Events of `job` for nodes whose heartbeats cease while all others wait, told once they waited long enough.
+
+    Parameters
+    ----------
+    beats : sequence of HeartbeatRecord
+        In any order.
+    known : iterable of EventRecord
+        What else the recording tells; a node is not lost whose job or processes are said to have ended.
+    """
+    events, of_node = list(known), dict[str, list[HeartbeatRecord]]()
+    for beat in beats:
+        of_node.setdefault(beat.node, []).append(beat)
+    nodes = [one for one in (_Beats.of(*item) for item in of_node.items()) if one.times_s.size >= SAMPLES]
+    missed = [found for one in nodes if (found := _missed(one, [other for other in nodes if other is not one]))]
+    if 2 * len(missed) > len(nodes):
+        return []
+    return [
+        _lost(job, node, known_s, waited_s, len(nodes) - 1)
+        for node, known_s, waited_s in missed
+        if not ended(job, events, min(float(node.times_s[-1]), known_s - waited_s) - node.gap_s, known_s)
+    ]
+
+
+def _missed(node: _Beats, others: list[_Beats]) -> tuple[_Beats, float, float] | None:
+    """The node, with the time when all others had waited for it long enough, and for how long they had then."""
+    step, patience_s = int(node.steps[-1]), NodeConfig().node_silent_s + TIMES * node.gap_s
+    seen_s = float(np.nan_to_num(node.in_step_s[-1]))
+    known_s, waited_s = [], []
+    for other in others:
+        usual_s = float(np.median(np.diff(np.unique((other.times_s - other.in_step_s)[~np.isnan(other.in_step_s)]))))
+        beside = (other.steps >= step) & (other.steps <= step + 1) & other.waits
+        long = np.flatnonzero(beside & (other.in_step_s > max(seen_s + patience_s, WAIT_STEPS * usual_s)))
+        if not long.size:
+            return None
+        known_s.append(float(other.times_s[long[0]]))
+        waited_s.append(float(other.in_step_s[long[0]]))
+    return (node, max(known_s), max(waited_s)) if known_s else None
+
+
+def _lost(job: RecordedJob, node: _Beats, known_s: float, waited_s: float, others: int) -> EventRecord:
+    return EventRecord(
+        id=f"heartbeat_lost/{node.name}/t{known_s * 1000:.0f}", job=job.name, node=node.name, time_s=known_s,
+        kind="heartbeat_lost", fields={"since_s": known_s - waited_s},
+        message=f"no heartbeat of it any more, while the ranks of {others} other nodes wait in their step for "
+        f"{waited_s:.0f} s",
     )  # fmt: skip

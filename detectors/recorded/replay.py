@@ -20,10 +20,10 @@ from trainwarden.detectors.protocol import Detector, Role
 from trainwarden.detectors.recorded.calm import CalmStretches
 from trainwarden.detectors.recorded.grids import RecordedSamples
 from trainwarden.detectors.recorded.metrics import MetricScores, ScoredGrid
-from trainwarden.detectors.recorded.stream import CUT_S, Fact, ReplayStream
+from trainwarden.detectors.recorded.stream import Fact, ReplayStream
 from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.recorded.job import RecordedJob
-from trainwarden.records import HeartbeatRecord, IncidentRecord, Vote
+from trainwarden.records import IncidentRecord, Vote
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import DetectionSettings
 
@@ -165,11 +165,8 @@ def replay(
     watch = _monitor(job, detectors, by_rule, scorer, samples)
     incidents: dict[str, IncidentRecord] = {}
     total = max(1, stream.count)
-    now_s, beats = 0.0, any(isinstance(fact, HeartbeatRecord) for fact in facts)
-    for number, (next_s, records) in enumerate(stream.windows()):
-        if beats:  # at most one window's time: while nobody sends, the recording may have a gap
-            watch.state.count_silence(min(max(next_s - now_s, 0.0), CUT_S))
-        now_s = next_s
+    now_s = 0.0
+    for number, (now_s, records) in enumerate(stream.windows()):
         for record in records:
             watch.state.feed(record)
         if scorer is not None:

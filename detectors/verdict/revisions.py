@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -291,8 +292,13 @@ def began_together(candidate: Candidate, record: IncidentRecord, now_s: float) -
     if not silence and overlap(candidate.suspects, record.suspects, ("node",)):
         onset_s = record.onset_s if record.onset_s is not None else record.opened_at_s
         return abs((now_s if candidate.onset_s is None else candidate.onset_s) - onset_s) <= SAME_CAUSE_S
-    seen_s = candidate.onset_s if candidate.kind == "node_lost" and candidate.onset_s is not None else now_s
-    return abs(seen_s - record.opened_at_s) <= SAME_CAUSE_S
+    stood_s, lost_s = candidate.onset_s, record.onset_s
+    seen_s = stood_s if candidate.kind == "node_lost" and stood_s is not None else now_s
+    if (candidate.kind, record.kind) == ("hang", "node_lost") and stood_s is not None and lost_s is not None:
+        since_s = abs(stood_s - lost_s)  # a hang may be known only long after the silence
+    else:
+        since_s = inf
+    return min(since_s, abs(seen_s - record.opened_at_s)) <= SAME_CAUSE_S
 
 
 def same(candidate: Candidate, record: IncidentRecord, now_s: float) -> bool:

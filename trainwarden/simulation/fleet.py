@@ -25,6 +25,7 @@ NOISE: Final = 0.02  # of a rank's compute time, as a standard deviation of its 
 BEGINS_S: Final = 5.0  # from the start of the processes to that of the first step
 SENT_AFTER_S: Final = 0.1  # an agent's delivery waits so long for more
 ENDS_ALL_AFTER_S: Final = 3.0  # a launcher ends the other ranks so long after one of them
+_LONGEST_S: Final = 7 * 86_400.0
 _HIGHEST: Final = 65_536  # ranks: 8 of them are one node, whose parts of the recording repeat after that
 GPU: Final = "GPU-"
 _STEP, _LOSS = re.compile(r"step \d+"), re.compile(r"loss [\d.]+")
@@ -83,10 +84,14 @@ class Fleet:
             raise ConfigError(f"there is no fault '{self.fault}' (there are: {', '.join(FAULTS)})")
         if not 0 <= self.struck < self.ranks:
             raise ConfigError(f"rank {self.rank} is none of {self.ranks}")
-        if not self.seconds > BEGINS_S:
-            raise ConfigError(f"{self.seconds} s are too short: the first step begins after {BEGINS_S} s")
-        if not 0.0 <= self.fault_at_s - self.start_s < self.seconds:
-            raise ConfigError(f"a fault after {self.at_s} s is not within {self.seconds} s")
+        if not BEGINS_S < self.seconds <= _LONGEST_S:
+            raise ConfigError(
+                f"{self.seconds:g} s: a job runs for {BEGINS_S:g} s, before its first step, to {_LONGEST_S:g} s"
+            )
+        if self.fault != "none" and not BEGINS_S <= self.fault_at_s - self.start_s < self.seconds:
+            raise ConfigError(
+                f"a fault after {self.fault_at_s - self.start_s:g} s is not between {BEGINS_S:g} and {self.seconds:g} s"
+            )
 
     @property
     def struck(self) -> int:

@@ -13,6 +13,7 @@ import typer
 from trainwarden.bus.address import connect
 from trainwarden.cli.shared.options import ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
+from trainwarden.errors import ConfigError
 from trainwarden.protocols import Bus, Message
 from trainwarden.recorded.writing import write_recording
 from trainwarden.settings import load
@@ -56,7 +57,7 @@ def simulate(
         finally:
             bus.close()
     else:
-        written = write_recording(_Folder(fleet), fleet.job, Path(to))  # type: ignore[arg-type]
+        written = write_recording(_Folder(fleet), fleet.job, _empty(Path(to)))  # type: ignore[arg-type]
     voice.say(f"{written} {'records sent to' if on_bus else 'rows, lines and records in'} {to}")
     told = {"kind": fault, "rank": fleet.struck, "node": fleet.node_of(fleet.struck), "at_s": fleet.fault_at_s}
     voice.answer(
@@ -66,6 +67,13 @@ def simulate(
         }
     )  # fmt: skip
     return 0
+
+
+def _empty(folder: Path) -> Path:
+    """`folder`, in which nothing lies: no recording is replaced, and nothing else is judged with this one."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"--to: '{folder}' exists and is not an empty folder")
+    return folder
 
 
 def _played(fleet: Fleet, bus: Bus) -> int:

@@ -863,3 +863,17 @@ def test_a_leak_whose_ranks_have_ended_is_not_told_again_with_another_beginning(
     assert story.at(13.0, replace(LEAK, onset_s=START_S - 1800.0)) == []
     again = story.at(1900.0, replace(LEAK, onset_s=START_S + 1895.0))  # in a job without heartbeats nobody ever lives
     assert again[0].state == "opened"
+
+
+@pytest.mark.parametrize(("stood_s", "known_s", "problems"), [(2.0, 40.0, 1), (90.0, 130.0, 2)])
+def test_a_hang_that_is_known_long_after_the_node_was_lost_is_its_echo(
+    stood_s: float, known_s: float, problems: int
+) -> None:
+    story = Story()
+    lost = replace(
+        candidate("node_lost", onset_s=START_S, hard=True), suspects=(Suspect(score=1.0, reason="", node="n7"),)
+    )
+    hang = replace(candidate("hang", onset_s=START_S + stood_s), suspects=())
+    story.at(5.0, lost)
+    story.at(known_s, lost, hang)
+    assert len({one.id for one in story.told}) == problems

@@ -124,6 +124,13 @@ def test_a_stopped_rank_does_not_wait_and_a_lost_node_is_silent() -> None:
         assert {record.node for at_s, record in lost.of(topic) if at_s > 21.0} <= {"node-0"}
 
 
+def test_no_recording_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("another's\n")
+    done = CliRunner().invoke(app, ["simulate", "--ranks", "8", "--seconds", "10", "--to", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError)
+    assert (tmp_path / "metrics.csv").read_text() == "another's\n"
+
+
 @pytest.mark.thorough
 def test_a_bus_gets_the_records_in_their_time(tmp_path: Path) -> None:
     address = f"embedded:{tmp_path}/bus.db"
@@ -146,8 +153,10 @@ def test_a_bus_gets_the_records_in_their_time(tmp_path: Path) -> None:
         ({"ranks": 0}, "0 ranks cannot be simulated"),
         ({"ranks": 4, "fault": "flood"}, "no fault 'flood' .there are: none, slow-rank"),
         ({"ranks": 4, "rank": 4}, "rank 4 is none of 4"),
-        ({"ranks": 4, "seconds": 3.0}, "too short"),
-        ({"ranks": 4, "at_s": 130.0}, "not within 120"),
+        ({"ranks": 4, "seconds": 3.0}, "3 s: a job runs for 5 s"),
+        ({"ranks": 4, "seconds": float("inf")}, "inf s: a job runs for 5 s"),
+        ({"ranks": 4, "fault": "hang", "at_s": 0.0}, "after 0 s is not between 5 and 120 s"),
+        ({"ranks": 4, "fault": "hang", "at_s": 130.0}, "after 130 s is not between 5 and 120 s"),
     ],
 )
 def test_what_is_impossible_is_refused(words: dict[str, object], said: str) -> None:
