@@ -16,7 +16,7 @@ from trainwarden.cli.ask.judging.detect_answer import answered, judges
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.cli.shared.options import time_of
 from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError
-from trainwarden.records import IncidentRecord
+from trainwarden.records import HeartbeatRecord, IncidentRecord
 from trainwarden.settings import DetectionSettings, load
 
 TELL_EVERY_S = 2.0
@@ -199,7 +199,9 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         # Of a single moment nobody can say whether it lasts.
         judged_by = [one for one in judged_by if result.detectors[one].role.reads != "samples"]
     found["judged"]["detectors"] = judged_by
-    return Judged(found | answered(found, judged_by), columns, records=list(result.incidents))
+    steps = found["input"]["iterations"] or found["input"].get("collectives")
+    stepless = not steps and any(isinstance(fact, HeartbeatRecord) and fact.ranks for fact in facts)
+    return Judged(found | answered(found, judged_by, stepless=stepless), columns, records=list(result.incidents))
 
 
 def _cut(job: Any, facts: list[Any], span_s: tuple[float, float]) -> tuple[Any, list[Any]]:

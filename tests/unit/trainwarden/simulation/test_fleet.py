@@ -124,6 +124,26 @@ def test_a_stopped_rank_does_not_wait_and_a_lost_node_is_silent() -> None:
         assert {record.node for at_s, record in lost.of(topic) if at_s > 21.0} <= {"node-0"}
 
 
+def test_a_job_that_never_finished_a_step_is_not_judged(tmp_path: Path) -> None:
+    words = [
+        "simulate",
+        "--ranks",
+        "2",
+        "--fault",
+        "hang",
+        "--at",
+        "5",
+        "--seconds",
+        "20",
+        "--to",
+        str(tmp_path / "job"),
+    ]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    done = CliRunner().invoke(app, ["detect", str(tmp_path / "job")])
+    assert done.exit_code == 3, done.output
+    assert "NOT JUDGED: ranks were seen, but no training step of them" in done.output
+
+
 def test_no_recording_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("another's\n")
     done = CliRunner().invoke(app, ["simulate", "--ranks", "8", "--seconds", "10", "--to", str(tmp_path)])

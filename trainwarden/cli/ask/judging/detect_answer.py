@@ -43,8 +43,18 @@ def judges(detectors: Mapping[str, Any], abstained: Mapping[str, str], *, facts:
     return found
 
 
-def answered(job: Mapping[str, Any], judged_by: list[str]) -> dict[str, Any]:
+STEPLESS: Final = Blind(
+    "ranks were seen, but no training step of them", "record iterations, or let the job run longer (docs/data.md)"
+)
+
+
+def answered(job: Mapping[str, Any], judged_by: list[str], *, stepless: bool = False) -> dict[str, Any]:
     """What is added to a job's object: the answer, who judged, and what was not judged.
+
+    Parameters
+    ----------
+    stepless : bool
+        Whether heartbeats of ranks are all that is known of a job's progress: it may hang before its first step.
 
     Examples
     --------
@@ -52,8 +62,8 @@ def answered(job: Mapping[str, Any], judged_by: list[str]) -> dict[str, Any]:
     >>> answered(job, [])["answer"]
     'not judged'
     """
-    blind = [] if judged_by else _blind(job)
-    answer: Answer = INCIDENT if job["incidents"] else HEALTHY if judged_by else NOT_JUDGED
+    blind = [STEPLESS] if stepless else [] if judged_by else _blind(job)
+    answer: Answer = INCIDENT if job["incidents"] else NOT_JUDGED if blind else HEALTHY
     return {"answer": answer, "judged_by": judged_by, "not_judged": msgspec.to_builtins(blind)}
 
 
