@@ -16,7 +16,17 @@ import numpy.typing as npt
 
 from trainwarden.detectors.job.common_mode import median_of_others, quiet_median
 from trainwarden.detectors.job.window import Window, job_duration_s
-from trainwarden.detectors.peers.cpu_wait import LEAST_TICKS, LEVEL_S, ON_CPU, QUEUED, STOLEN, most_explaining, said
+from trainwarden.detectors.peers.cpu_wait import (
+    EXPLAINED,
+    LEAST_TICKS,
+    LEVEL_S,
+    ON_CPU,
+    QUEUED,
+    STOLEN,
+    most_explaining,
+    said,
+)
+from trainwarden.detectors.peers.cpu_wait import GROWN as WAITS_GROWN
 from trainwarden.detectors.peers.rank_seconds import (
     BUSY,
     GROWN,
@@ -42,6 +52,8 @@ LATER_S: Final = 3.0  # seconds by which a beginning must be later to be told in
 RISEN: Final = 0.02  # of the time: waits that have risen by less are as they were
 ALONE: Final = 0.2  # of the time, and twice: so much longer than each other rank of its host waits one that is starved
 LEAST_OTHERS: Final = 2  # ranks of the same host beside which that is seen
+TOGETHER: Final = 0.9  # of the time that steps have grown by, if no rank's waits explain it but those of all do
+TYPICAL: Final = EXPLAINED / 2.0  # of it, for the middle rank: many that wait a little wait at the same moments
 _KINDS: Final = frozenset({"slow_compute", "slow_job", "metric_anomaly"})
 _OF_PACE: Final = ("iteration_", "rank_cpu_", "rank_run_queue_", "rank_involuntary_switches_", "host_cpu_")
 
@@ -58,7 +70,7 @@ def excused(votes: Mapping[str, Vote], window: Window, incidents: Sequence[Incid
 
     A vote that then names nobody is about the host where its ranks wait for a processor more than they did.
     """
-    slow = (one for one in incidents if one.kind in _KINDS and _about_pace(one.metrics))
+    slow = (one for one in incidents if one.kind in _KINDS and about_pace(one.metrics))
     named = {suspect.rank for one in slow for suspect in one.suspects if suspect.rank is not None}
     votes = {
         name: _calm(vote, "a rank is slow") if _explained(vote, window, incidents) else vote
@@ -80,12 +92,13 @@ def _explained(vote: Vote, window: Window, incidents: Sequence[IncidentRecord]) 
 
 def _of_pace(vote: Vote) -> bool:
     """True if a vote is about the pace of the job or of ranks, of nothing else, and was not judged by CPU time yet."""
-    pace = bool(vote.metrics) and _about_pace(vote.metrics)
+    pace = bool(vote.metrics) and about_pace(vote.metrics)
     judged = vote.verified and ON_CPU in vote.metrics
     return vote.opinion == "anomalous" and not vote.hard and pace and vote.kind in _KINDS and not judged
 
 
-def _about_pace(metrics: Sequence[str]) -> bool:
+def about_pace(metrics: Sequence[str]) -> bool:
+    """True if all of `metrics` tell how fast ranks or steps are, or of processors."""
     return all(name.startswith(_OF_PACE) for name in metrics)
 
 
@@ -233,11 +246,18 @@ def _full(window: Window, ranks: RankSeconds) -> Flags:
 
 
 def _explaining_together(levels: _Levels, full: Flags, window: Window) -> int | None:
-    """A rank of the full host whose ranks' waits explain it together: a step waits for each of its ranks in turn."""
-    nodes = np.array(window.nodes)
-    beside = (nodes[:, None] == nodes) & window.live
-    before, now = (np.minimum(beside @ np.nan_to_num(one), 1.0) for one in (levels.before, levels.now))
-    return most_explaining(before, np.where(full, now, np.nan), levels.before_s, levels.now_s)
+    """The rank that waits longest of a job on one full host, if its waits explain it, or those of all together.
+
+    Waits add up only where they fall to different ranks at different moments. On several hosts that cannot be known:
+    what holds the job up may be elsewhere.
+    """
+    here = np.flatnonzero(window.live)
+    if not here.size or not full[here].all() or len({window.nodes[place] for place in here.tolist()}) > 1:
+        return None
+    grown_s, risen_s = levels.now_s - levels.before_s, levels.risen_s[here]
+    alone = risen_s.max() >= EXPLAINED * grown_s
+    together = risen_s.sum() >= TOGETHER * grown_s and np.median(risen_s) >= TYPICAL * grown_s
+    return int(here[np.argmax(risen_s)]) if grown_s > 0.0 and (alone or together) else None
 
 
 class _Levels(NamedTuple):
@@ -247,6 +267,12 @@ class _Levels(NamedTuple):
     now_s: float
     before: Floats
     now: Floats
+
+    @property
+    def risen_s(self) -> Floats:
+        """By how much longer each rank waits in a step [ranks]; 0 where not known, and where its share is as it was."""
+        more = self.now >= self.before + WAITS_GROWN
+        return np.where(more, self.now * self.now_s - self.before * self.before_s, 0.0)
 
 
 def _levels(onset_s: float, window: Window, ranks: RankSeconds) -> _Levels | None:
@@ -299,8 +325,10 @@ def _of_host(vote: Vote, onset_s: float, window: Window, ranks: RankSeconds) -> 
     if levels is None:
         return None
     worst = most_explaining(levels.before, levels.now, levels.before_s, levels.now_s)
+    waited_s = 0.0 if worst is None else float(levels.risen_s[worst])
     if worst is None:
         worst = _explaining_together(levels, _full(window, ranks), window)
+        waited_s = float(levels.risen_s[window.live].sum())
     if worst is None:
         return None
     node, share = window.nodes[worst], float(levels.now[worst])
@@ -311,6 +339,7 @@ def _of_host(vote: Vote, onset_s: float, window: Window, ranks: RankSeconds) -> 
     if alone:
         who = f"rank {int(window.ranks[worst])} {said(float(levels.before[worst]), share)}"
         reason = f"{who}, the other ranks of {node or 'the host'} {most:.0%} at most"
+    reason = f"{reason}; of {levels.now_s - levels.before_s:.2g} s that steps take longer, waits are {waited_s:.2g} s"
     suspect = Suspect(score=1.0, reason=reason, node=node or None, rank=int(window.ranks[worst]) if alone else None)
     return msgspec.structs.replace(
         vote, kind="host_contention", severity="sev3", reason=reason, metrics=(QUEUED, STOLEN), verified=True,

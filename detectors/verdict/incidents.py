@@ -43,6 +43,7 @@ KEEP_CLOSED: Final = 200
 JOB_ENDED: Final = "the job has ended"
 SURVIVED: Final = "survived"  # evidence of a failure, as trainwarden.detectors.facts.failure has it
 ALL_GONE: Final = "all ranks have ended"
+UNDATED_S: Final = 60.0  # slowness that says of no time and is not seen for longer has ended
 GONE_S: Final = 7.0  # so long are new processes waited for; with what waits for them, a status after 10 s says so
 
 
@@ -72,6 +73,8 @@ class IncidentTracker:
         self._closed: list[IncidentRecord] = []
         self._ended: list[IncidentRecord] = []  # closed while reading again: the bus does not know
         self._gone_since_s: float | None = None
+        # Slowness that says of no time: when it was seen first, and last.
+        self._undated: dict[tuple[str, tuple[int | None, ...]], tuple[float, float]] = {}
 
     def resume(self, record: IncidentRecord) -> None:
         """Take over the newest revision of an incident that was published before."""
@@ -143,8 +146,10 @@ class IncidentTracker:
     def _apply(
         self, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
     ) -> list[IncidentRecord]:
-        candidate = self._timed(candidate, window.now_s)
-        known = self._related(candidate, window)
+        known = self._of_family(candidate, window)
+        if known is None:
+            candidate = self._timed(candidate, window.now_s)
+            known = self._of_others(candidate, window)
         if known is not None:
             known.supported_s = window.now_s
             return self._revise(known, candidate, votes, window, live)
@@ -157,17 +162,25 @@ class IncidentTracker:
         return [record] if live else []
 
     def _timed(self, candidate: Candidate, now_s: float) -> Candidate:
-        """`candidate` as of now, where it says of no time and is what came of an open incident since."""
+        """`candidate` since it was seen first, where it says of no time and is what came of an open incident."""
         if candidate.onset_s is not None or candidate.family != "slow":
             return candidate
-        timed = replace(candidate, onset_s=now_s)
+        seen = {key: at for key, at in self._undated.items() if now_s - at[1] <= UNDATED_S}
+        key = (candidate.kind, tuple(one.rank for one in candidate.suspects))
+        since_s, _ = seen.get(key, (now_s, now_s))
+        self._undated = {**seen, key: (since_s, now_s)}
+        timed = replace(candidate, onset_s=since_s)
         return timed if any(echoes(timed, record) for record in self.open) else candidate
 
-    def _related(self, candidate: Candidate, window: Window) -> OpenIncident | None:
-        """The open incident of the same cause, of the same family if there is one."""
+    def _of_family(self, candidate: Candidate, window: Window) -> OpenIncident | None:
+        """The open incident of the same family and cause."""
         for entry in self._open.values():
             if family_of(entry.record.kind) == candidate.family and same(candidate, entry.record, window.now_s):
                 return entry
+        return None
+
+    def _of_others(self, candidate: Candidate, window: Window) -> OpenIncident | None:
+        """The open incident of the same cause of which `candidate` is another face, or the root."""
         for entry in self._open.values():
             if _echoes(candidate, entry.record, window) or roots(candidate, entry.record):
                 return entry

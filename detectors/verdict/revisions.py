@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Final
 
 import msgspec
 
+from trainwarden.detectors.verdict.contention import about_pace
 from trainwarden.detectors.verdict.ensemble import FAILURE_KINDS, KIND_ORDER, Candidate, family_of
-from trainwarden.records import IncidentRecord, Suspect
+from trainwarden.records import IncidentKind, IncidentRecord, Suspect
 
 SURER: Final = 0.05  # of a score: what a score gains from window to window is no news
 CERTAIN: Final = 1.0  # the score of a failure that names its own cause
@@ -27,6 +28,8 @@ DEVICE_KINDS: Final = frozenset(
 )  # fmt: skip
 _ENDS_OF_LEAKS: Final = {"out_of_memory": "rank_", "cuda_out_of_memory": "gpu_"}  # and whose memory has run out then
 ENDED_AT: Final = "ended_at_s"  # evidence of a leak: when it ended its rank, as others fail of that soon or not at all
+_MEMORY: Final = "_memory_"
+_AMOUNTS: Final = ("_bytes", "_used_ratio")  # of it, not its clock or temperature
 _KILLED: Final = "killed by SIGKILL"  # by the kernel, where a control group has no memory left
 _SEEN_OF_HANGS: Final = frozenset({"hang", "collective_mismatch"})
 PAUSE: Final = "rank_pause_seconds"
@@ -190,18 +193,27 @@ def is_of(suspects: tuple[Suspect, ...], record: IncidentRecord) -> bool:
 def explains(record: IncidentRecord, candidate: Candidate) -> bool:
     """True if what nobody explains of devices or hosts is a face of `record`, which names their fault.
 
-    While that is open, whatever they show; of one that is closed, what began with it.
+    Of a leak that is what their memory shows, of a busy host their pace. While the record is open, whenever that is; of
+    one that is closed, what began with it.
     """
     onset_s = record.onset_s if record.onset_s is not None else record.opened_at_s
     together = candidate.onset_s is not None and abs(candidate.onset_s - onset_s) <= SAME_CAUSE_S
     unexplained = candidate.kind == "metric_anomaly" and (record.state != "closed" or together)
-    return unexplained and is_of(candidate.suspects, record)
+    return unexplained and _shows(candidate.metrics, record.kind) and is_of(candidate.suspects, record)
+
+
+def _shows(metrics: Sequence[str], kind: IncidentKind) -> bool:
+    """True if a fault of `kind` may be why `metrics` are unusual: a leak or a busy host not of any."""
+    if kind == "memory_leak":
+        return bool(metrics) and all(_MEMORY in one and one.endswith(_AMOUNTS) for one in metrics)
+    return kind != "host_contention" or (bool(metrics) and about_pace(metrics))
 
 
 def covers(candidate: Candidate, record: IncidentRecord) -> bool:
     """True if `candidate` is the fault of all those that `record` could only say to be unusual."""
     unusual = {*_keys(record.suspects)} if record.kind == "metric_anomaly" else set()
-    return candidate.kind in DEVICE_KINDS and bool(unusual) and unusual <= {*_keys(candidate.suspects)}
+    shown = candidate.kind in DEVICE_KINDS and _shows(record.metrics, candidate.kind)
+    return shown and bool(unusual) and unusual <= {*_keys(candidate.suspects)}
 
 
 def later(candidate: Candidate, record: IncidentRecord) -> bool:

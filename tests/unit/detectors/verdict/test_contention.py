@@ -138,6 +138,54 @@ def test_ranks_that_hold_each_other_up_on_a_full_host_are_its_contention(each: f
     assert named(job) == []
 
 
+def judged(job: Job, onset_s: float) -> tuple[str | None, str]:
+    """What becomes of a vote, after the last of the records, that the whole job is slow."""
+    state = JobState(JOB)
+    for _, record in sorted(job.records, key=lambda sent: sent[0]):
+        state.feed(record)
+    vote = Vote(
+        opinion="anomalous", score=1.0, kind="slow_job", verified=True, metrics=("iteration_duration_seconds",),
+        onset_s=onset_s,
+    )  # fmt: skip
+    (told,) = excused({"change": vote}, state.window(job.end_s), []).values()
+    return told.kind, told.reason
+
+
+@pytest.mark.parametrize(("ranks", "each", "times", "kind"), [
+    (8, 0.05, 1.5, "slow_job"), (8, 0.08, 2.0, "slow_job"), (8, 0.13, 3.0, "slow_job"),
+    (16, 0.04, 1.5, "slow_job"), (16, 0.08, 2.0, "slow_job"), (16, 0.12, 3.0, "slow_job"),
+    (4, 0.07, 1.3, "host_contention"), (4, 0.05, 1.3, "slow_job"), (8, 0.1, 1.5, "host_contention"),
+    (16, 0.15, 2.0, "host_contention"),
+])  # fmt: skip
+def test_ranks_that_wait_at_the_same_moments_explain_no_more_than_one_does(
+    ranks: int, each: float, times: float, kind: str
+) -> None:
+    job = Job(everyone=lambda step: times if step >= SLOW else 1.0, share=1.0, noise=0.02, ranks=ranks).run(
+        SLOW + int(120.0 / times)
+    )
+    full(measured(job, lambda rank, late: each if late else 0.01, lambda rank, late: 0.1))
+    assert judged(job, job.ends_s[SLOW - 1])[0] == kind
+
+
+def test_what_was_compared_is_in_the_reason() -> None:
+    job = Job(everyone=lambda step: 1.3 if step >= SLOW else 1.0, share=1.0, noise=0.02).run(STEPS + 40)
+    full(measured(job, lambda rank, late: 0.07 if late else 0.01, lambda rank, late: 0.1))
+    kind, reason = judged(job, job.ends_s[SLOW - 1])
+    assert kind == "host_contention"
+    assert "waited for a CPU 7% of the time, 1% before; of 0.093 s that steps take longer, waits are 0.1 s" in reason
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_full_host_of_several_is_not_to_blame_for_what_may_be_elsewhere(shared: bool) -> None:
+    """A link of the other host is slow: the ranks of the full one wait a little more and hold nobody up."""
+    job = Job(
+        everyone=lambda step: 1.5 if step >= SLOW else 1.0, share=1.0, noise=0.02, ranks=8,
+        node=lambda rank: "node0" if rank < 4 or shared else "node1",
+    ).run(STEPS + 40)  # fmt: skip
+    full(measured(job, lambda rank, late: 0.13 if late and (rank < 4 or shared) else 0.01, lambda rank, late: 0.1))
+    assert judged(job, job.ends_s[SLOW - 1])[0] == ("host_contention" if shared else "slow_job")
+
+
 @pytest.mark.parametrize(("kind", "metric", "is_excused"), [
     ("memory_leak", "rank_anonymous_memory_bytes", True), ("metric_anomaly", "rank_resident_memory_bytes", True),
     ("slow_compute", "iteration_compute_seconds", False),

@@ -262,7 +262,9 @@ def test_a_job_that_is_slow_while_a_rank_leaks_is_one_incident_in_either_order(s
 def test_a_rank_whose_memory_is_unlike_its_peers_is_the_leak_in_either_order() -> None:
     """What compares peers names the row of the rank, as its agent sends it."""
     row = Entity("node0", "rank-1", 1).suspect(1.0, "rank_anonymous_memory_bytes 1.6e+09 where its 3 peers have 4e+08")
-    unlike, leak = replace(candidate("metric_anomaly", 1), suspects=(row,)), candidate("memory_leak", 1)
+    metrics = ("rank_anonymous_memory_bytes", "rank_resident_memory_bytes")
+    unlike = replace(candidate("metric_anomaly", 1), suspects=(row,), metrics=metrics)
+    leak = candidate("memory_leak", 1)
     for first, then in ((unlike, leak), (leak, unlike)):
         story = Story()
         story.at(0.0, first)
@@ -271,6 +273,48 @@ def test_a_rank_whose_memory_is_unlike_its_peers_is_the_leak_in_either_order() -
             (story.told[0].id, "memory_leak")
         ]
         assert len({one.id for one in story.told}) == 1
+
+
+@pytest.mark.parametrize(("fault", "metric", "one"), [
+    ("memory_leak", "rank_threads_count", False), ("memory_leak", "rank_cpu_ratio", False),
+    ("memory_leak", "gpu_memory_clock_hertz", False), ("memory_leak", "gpu_memory_used_bytes", True),
+    ("host_contention", "rank_cpu_ratio", True), ("host_contention", "rank_run_queue_wait_ratio", True),
+    ("host_contention", "rank_resident_memory_bytes", False), ("storage", "rank_threads_count", True),
+])  # fmt: skip
+def test_a_leak_explains_what_memory_shows_and_a_busy_host_what_pace_does(fault: Any, metric: str, one: bool) -> None:
+    """In either order, of a busy host what is seen later; beside a metric that it does not explain, nothing."""
+    found = candidate(fault, 1, hard=fault == "storage")
+    for metrics, same in (((metric,), one), ((metric, "rank_major_faults_count"), fault == "storage")):
+        odd = replace(candidate("metric_anomaly", 1), metrics=metrics)
+        for first in (found, odd) if fault != "host_contention" else (found,):
+            story = Story()
+            story.at(0.0, first)
+            story.at(1.0, odd, found)
+            assert (len({told.id for told in story.told}) == 1) is same
+
+
+def test_slowness_that_says_of_no_time_came_of_a_leak_since_it_was_seen_first() -> None:
+    """However long it goes on; what begins anew long after the leak did not come of it."""
+    leak, slow = candidate("memory_leak", 1), replace(candidate("slow_job"), onset_s=None)
+    story = Story()
+    for second in range(0, 4000, 20):
+        story.at(float(second), leak, *([slow] if second >= 1200 else []))
+    assert {one.kind for one in story.told} == {"memory_leak"}
+    story.at(4100.0, leak)
+    story.at(4200.0, leak, slow)
+    assert [one.kind for one in story.joiner.open] == ["memory_leak", "slow_job"]
+
+
+def test_a_slow_job_learns_its_rank_also_while_that_leaks() -> None:
+    story, slow = Story(), candidate("slow_job")
+    leak = candidate("memory_leak", 1, onset_s=START_S + 100.0)
+    story.at(0.0, slow)
+    story.at(100.0, slow, leak)
+    story.at(102.0, leak, replace(candidate("slow_compute", 1), onset_s=None))
+    assert [(one.kind, one.id == story.told[0].id) for one in story.joiner.open] == [
+        ("slow_compute", True),
+        ("memory_leak", False),
+    ]
 
 
 def test_a_score_that_grows_from_window_to_window_is_no_news_each_time() -> None:
@@ -361,16 +405,16 @@ def of_device(kind: IncidentKind, device: str | None = "mlx5_1:1", *, onset_s: f
 
 @pytest.mark.parametrize("kind", ["nic_down", "gpu_memory_error", "host_contention", "storage"])
 def test_what_is_unusual_of_a_device_whose_fault_is_known_is_no_other_incident(kind: Any) -> None:
-    story = Story()
+    story, unusual = Story(), replace(of_device("metric_anomaly"), metrics=("host_cpu_utilization_ratio",))
     story.at(0.0, of_device(kind))
     for after_s in (1.0, 200.0):  # also what begins later, while it is open
-        story.at(after_s, of_device(kind), of_device("metric_anomaly", onset_s=START_S + after_s))
+        story.at(after_s, of_device(kind), replace(unusual, onset_s=START_S + after_s))
     assert [one.kind for one in story.joiner.open] == [kind]
     story.at(400.0)
     assert not story.joiner.open
-    story.at(401.0, of_device("metric_anomaly", onset_s=START_S + 5.0))  # an echo
+    story.at(401.0, replace(unusual, onset_s=START_S + 5.0))  # an echo
     assert not story.joiner.open
-    story.at(402.0, of_device("metric_anomaly", onset_s=START_S + 390.0))
+    story.at(402.0, replace(unusual, onset_s=START_S + 390.0))
     assert [one.kind for one in story.joiner.open] == ["metric_anomaly"]
 
 
