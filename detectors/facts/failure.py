@@ -51,9 +51,16 @@ class Failure(msgspec.Struct):
             return {}
         return {"renewed": True, SURVIVED: [*self.survived], SURVIVED_S: {**self.survived_s}}
 
+    def follow(self, known: Failure) -> None:
+        """Keep what `known`, of the same process, says of how the others went on."""
+        self.renewed, self.over = known.renewed, known.over
+        self.survived, self.survived_s = known.survived, known.survived_s
+
     def survive(self, event: EventRecord) -> None:
         """Note a transition of the survivors; once this rank has joined, the failure is over, and is told once more."""
         gone, joined = (_ranks(event.fields.get(name)) for name in ("gone", "joined"))
+        if self.time_s >= event.time_s:  # who joined then has died since
+            joined = set()
         if not self.renewed or self.rank not in gone | joined:
             return
         self.survived.append(event.message)
