@@ -7,7 +7,7 @@ a cascade waits a moment for its root; if none comes, it is told all the same, a
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from trainwarden.detectors.facts.command import (
     last_cause,
 )
 from trainwarden.detectors.facts.exceptions import exception_rule, full_disk, interrupts, nearest_cause, text_of
-from trainwarden.detectors.facts.failure import Failure, Role, one_was_killed
+from trainwarden.detectors.facts.failure import WENT_ON, Failure, Role, one_was_killed
 from trainwarden.detectors.facts.given_up import GivenUp
 from trainwarden.detectors.facts.output import NEAR_S, Output
 from trainwarden.detectors.job.window import Window
@@ -146,10 +146,16 @@ class Failures:
             onset_step=first.step,
             at_step=first.step,
             hard=True,
-            evidence={**first.transition, **({"output": lines} if (lines := self._output.tail(first.rank)) else {})},
+            evidence=self._evidence(first),
         )
 
     # -- internals -------------------------------------------------------------------------------------------
+
+    def _evidence(self, first: Failure) -> dict[str, Any]:
+        lines, went_on_s = self._output.tail(first.rank), [one.went_on_s for one in self._failures.values()]
+        known_s = [one_s for one_s in went_on_s if one_s is not None]
+        went_on = {WENT_ON: max(known_s)} if known_s and len(known_s) == len(went_on_s) else {}
+        return {**first.transition, **went_on, **({"output": lines} if lines else {})}
 
     def _find_words(self, window: Window) -> None:
         """Give each plain exit code the exception that its rank has printed, where no hook has told of it."""

@@ -19,6 +19,7 @@ from trainwarden.detectors.verdict.causes import evidenced
 from trainwarden.detectors.verdict.ensemble import Candidate, family_of, versions_used
 from trainwarden.detectors.verdict.revisions import (
     DEVICE_KINDS,
+    apart,
     began_together,
     better,
     covers,
@@ -165,10 +166,11 @@ class IncidentTracker:
 
     def _related(self, candidate: Candidate, window: Window) -> OpenIncident | None:
         """The open incident of the same cause, of the same family if there is one."""
-        for entry in self._open.values():
+        others = [entry for entry in self._open.values() if not apart(candidate, entry.record)]
+        for entry in others:
             if family_of(entry.record.kind) == candidate.family and same(candidate, entry.record, window.now_s):
                 return entry
-        for entry in self._open.values():
+        for entry in others:
             if _echoes(candidate, entry.record, window) or roots(candidate, entry.record):
                 return entry
             if self._grown_out_of(candidate, entry.record, window):
@@ -199,6 +201,8 @@ class IncidentTracker:
             return True
         onset_s = candidate.onset_s if candidate.onset_s is not None else window.now_s
         for closed in self._closed:
+            if apart(candidate, closed):
+                continue
             if _echoes(candidate, closed, window):
                 return True
             if family_of(closed.kind) != candidate.family or closed.closed_at_s is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.detectors.detection_streams import START_S, Job, event
+from tests.unit.detectors.detection_streams import START_S, Job, Run, event
 from trainwarden.detectors.facts.hard_event import HardEvent, HardEventConfig
 from trainwarden.detectors.job.state import JobState
 from trainwarden.records import Vote
@@ -136,3 +136,22 @@ def test_a_rank_that_nothing_is_said_of_is_outlived_by_the_steps_of_the_others()
     assert "renewed" not in story.vote_at(10.1).evidence
     story.steps(40, 10.5)
     assert story.vote_at(18.5).opinion == "normal"
+
+
+def test_survivors_that_stand_still_later_are_a_hang_of_their_own() -> None:
+    """While they go on without a rank nothing is asked for that, and would not be for a hang that is one with it."""
+    before = Job(ranks=3, step_s=0.2).run(50)
+    died_s = before.end_s + 0.05
+    after = Job(ranks=2, step_s=0.2).run(40, first=50, start_s=died_s + 4.0)
+    for tenth in range(1, 40):  # they wait for it meanwhile
+        after.beat(died_s + tenth / 10, 50, phase="wait", calls=100)
+    for tenth in range(100):
+        after.beat(after.end_s + tenth / 10, 90, phase="wait", calls=180)
+    after.add(died_s, event("process_exit", died_s, 2, signal="SIGKILL", renewed=True))
+    message, at_s = "rank 2 died, and 2 ranks finished step 50", after.ends_s[0]
+    after.add(at_s, event("transition", at_s, 0, **{**DIED, "gone": "2"}, message=message))
+    run = Run().play([*before.records, *after.records], after.end_s)
+    assert [one.kind for one in run.incidents] == ["crash"]
+    run.play([one for one in after.records if one[0] > after.end_s], after.end_s + 9.0)
+    assert [(one.kind, one.wants_action) for one in run.incidents] == [("crash", True), ("hang", True)]
+    assert run.incidents[0].evidence["survived"] == [message]
