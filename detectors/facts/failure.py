@@ -10,6 +10,7 @@ from trainwarden.records import EventRecord, IncidentKind, Severity
 
 SURVIVED: Final = "survived"  # evidence: sentences on the transitions, and their seconds by phase
 SURVIVED_S: Final = "transition_seconds"
+WENT_ON: Final = "went_on_s"  # evidence: when the others had all gone on, by the clock of the one that reports
 PHASES: Final = ("members", "group", "state", "again")  # trainwarden.transition.step.Transition
 Role = Literal["root", "cascade", "stop"]
 
@@ -37,6 +38,7 @@ class Failure(msgspec.Struct):
     renewed: bool = False  # its launcher starts this rank again alone, while the others go on
     survived: list[str] = msgspec.field(default_factory=list)  # what became of those transitions
     survived_s: dict[str, float] = msgspec.field(default_factory=dict)  # seconds of them by phase
+    went_on_s: float | None = None  # when the newest of those transitions was over
     over: bool = False  # its ranks were started again: it is reported once, if it was not, and forgotten
 
     @property
@@ -51,12 +53,20 @@ class Failure(msgspec.Struct):
             return {}
         return {"renewed": True, SURVIVED: [*self.survived], SURVIVED_S: {**self.survived_s}}
 
+    def follow(self, known: Failure) -> None:
+        """Keep what `known`, of the same process, says of how the others went on."""
+        self.renewed, self.over = known.renewed, known.over
+        self.survived, self.survived_s, self.went_on_s = known.survived, known.survived_s, known.went_on_s
+
     def survive(self, event: EventRecord) -> None:
         """Note a transition of the survivors; once this rank has joined, the failure is over, and is told once more."""
         gone, joined = (_ranks(event.fields.get(name)) for name in ("gone", "joined"))
+        if self.time_s >= event.time_s:  # who joined then has died since
+            joined = set()
         if not self.renewed or self.rank not in gone | joined:
             return
         self.survived.append(event.message)
+        self.went_on_s = max(event.time_s, self.went_on_s or event.time_s)
         for phase in PHASES:
             if isinstance(spent_s := event.fields.get(f"{phase}_s"), int | float):
                 self.survived_s[phase] = round(self.survived_s.get(phase, 0.0) + spent_s, 4)

@@ -7,9 +7,10 @@ a cascade waits a moment for its root; if none comes, it is told all the same, a
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from trainwarden.detectors.facts.command import (
     LIFE,
@@ -21,7 +22,7 @@ from trainwarden.detectors.facts.command import (
     last_cause,
 )
 from trainwarden.detectors.facts.exceptions import exception_rule, full_disk, interrupts, nearest_cause, text_of
-from trainwarden.detectors.facts.failure import Failure, Role, one_was_killed
+from trainwarden.detectors.facts.failure import WENT_ON, Failure, Role, one_was_killed
 from trainwarden.detectors.facts.given_up import GivenUp
 from trainwarden.detectors.facts.output import NEAR_S, Output
 from trainwarden.detectors.job.window import Window
@@ -80,7 +81,9 @@ class Failures:
             self._take_restart(event)
         elif event.kind in {"job_start", "process_start"}:
             # A launcher starts new processes when the old ones are gone: what failed before is over.
-            self._forget_before(event.time_s, alone=event.kind == "process_start")
+            # One that takes the place of a rank alone has yet to join the others.
+            alone = event.kind == "process_start" and self._waits_for(event.rank)
+            self._forget_before(event.time_s, alone=alone)
         elif event.kind == "transition":
             for one in self._failures.values():
                 one.survive(event)
@@ -96,7 +99,7 @@ class Failures:
 
     def update(self, window: Window) -> None:
         """Forget failures that the job has outlived, and a restart whose end nobody told; see who only waited."""
-        self._failures = {life: one for life, one in self._failures.items() if not (one.over and one.reported)}
+        self._failures = {life: one for life, one in self._failures.items() if not self._is_over(one, window)}
         self._given_up.observe(window.logs)
         self._given_up.explain(self._failures.values())
         self._output.tasks.observe(window)
@@ -143,10 +146,16 @@ class Failures:
             onset_step=first.step,
             at_step=first.step,
             hard=True,
-            evidence={**first.transition, **({"output": lines} if (lines := self._output.tail(first.rank)) else {})},
+            evidence=self._evidence(first),
         )
 
     # -- internals -------------------------------------------------------------------------------------------
+
+    def _evidence(self, first: Failure) -> dict[str, Any]:
+        lines, went_on_s = self._output.tail(first.rank), [one.went_on_s for one in self._failures.values()]
+        known_s = [one_s for one_s in went_on_s if one_s is not None]
+        went_on = {WENT_ON: max(known_s)} if known_s and len(known_s) == len(went_on_s) else {}
+        return {**first.transition, **went_on, **({"output": lines} if lines else {})}
 
     def _find_words(self, window: Window) -> None:
         """Give each plain exit code the exception that its rank has printed, where no hook has told of it."""
@@ -220,10 +229,21 @@ class Failures:
             self._forget_before(float("inf"))
             self._given_up.forget()
 
+    def _waits_for(self, rank: int | None) -> bool:
+        return any(one.waits and one.rank == rank for one in self._failures.values())
+
+    def _is_over(self, failure: Failure, window: Window) -> bool:
+        """Whether it has been told that it is over, or its rank has made steps again for a while and nobody says so."""
+        if not failure.waits or failure.rank not in window.ranks:
+            return failure.over and failure.reported
+        made = np.isfinite(window.duration_s[:, window.ranks == failure.rank].ravel())
+        again_s = window.ends_s[made & (window.ends_s > failure.time_s + self._outlived_s)]
+        return bool(again_s.size) and float(again_s[-1] - again_s[0]) >= self._outlived_s
+
     def _forget_before(self, time_s: float, *, alone: bool = False) -> None:
         """Forget failures up to then; a root that waited for its words is reported first: a launcher may be quicker.
 
-        A process that is started `alone` takes the place of one rank, which has yet to join the others.
+        Where one process was started `alone`, all that wait are kept.
         """
         for life, one in list(self._failures.items()):
             if alone and one.waits:
@@ -313,7 +333,7 @@ class Failures:
         bare = event.kind == "process_exit" and role == "root" and not event.fields.get("signal")
         unknown = bare and event.fields.get("code") is None and _life(event) != f"{event.node}/{LIFE}"
         aborted = not ABORTS.isdisjoint((event.fields.get("signal"), event.fields.get("code")))
-        self._failures[_life(event)] = Failure(
+        failure = self._failures[_life(event)] = Failure(
             rank=event.rank,
             node=event.node,
             time_s=event.time_s if known is None else min(event.time_s, known.time_s),
@@ -330,6 +350,8 @@ class Failures:
             unknown=unknown,
             of_command=_life(event) == f"{event.node}/{LIFE}",
         )
+        if known is not None:
+            failure.follow(known)
 
     def _reported(self, window_now_s: float) -> list[Failure]:
         """Failures to be told now, the most likely root first."""

@@ -38,6 +38,9 @@ FAILURE_KINDS: Final = frozenset(
     }
 )  # fmt: skip
 LINK_KINDS: Final = frozenset({"slow_link", "congestion"})
+HANG_KINDS: Final = frozenset({"hang", "collective_mismatch"})
+WENT_ON: Final = "went_on_s"  # evidence of a failure, as trainwarden.detectors.facts.failure has it
+CLOCKS_S: Final = 1.0  # of two nodes may differ by so much; a standstill is a hang after 2 s at least (`HangConfig`)
 SLOW_PHASES: Final = frozenset({"start", "restart", "exit", "ended"})
 MAX_SUSPECTS: Final = 16
 
@@ -71,6 +74,14 @@ def family_of(kind: IncidentKind) -> str:
     if kind in FAILURE_KINDS:
         return "failure"
     return "slow" if kind in SLOW_KINDS else kind
+
+
+def stands_anew(kind: IncidentKind | None, onset_s: float | None, failure: Mapping[str, Any]) -> bool:
+    """Whether a hang began once the others had gone on without the rank whose end has the evidence `failure`."""
+    went_on_s = failure.get(WENT_ON)
+    if onset_s is None or not isinstance(went_on_s, float):
+        return False
+    return kind in HANG_KINDS and onset_s > went_on_s - CLOCKS_S
 
 
 def versions_used(votes: Mapping[str, Vote], window: Window) -> dict[str, str]:
@@ -220,18 +231,24 @@ def _who(suspect: Suspect) -> list[tuple[Any, ...]]:
 
 
 def _families(votes: list[Vote]) -> list[tuple[str, list[Vote]]]:
-    """Votes by the problem that they are views of; slow links and slow ranks are two if no rank is both."""
+    """Votes by the problem that they are views of; slow links and slow ranks are two if no rank is both.
+
+    So are the end of a rank, and a hang of the others after they had gone on without it.
+    """
     groups: dict[str, list[Vote]] = {}
+    hangs = [vote for vote in votes if any(stands_anew(vote.kind, vote.onset_s, other.evidence) for other in votes)]
     for vote in votes:
-        groups.setdefault(family_of(vote.kind or "metric_anomaly"), []).append(vote)
+        if vote not in hangs:
+            groups.setdefault(family_of(vote.kind or "metric_anomaly"), []).append(vote)
+    apart = [("failure", hangs)] if hangs else []
     slow = groups.get("slow", [])
     links, others = ([vote for vote in slow if (vote.kind in LINK_KINDS) is wanted] for wanted in (True, False))
     ranks, named = ({one.rank for vote in part for one in vote.suspects if one.rank is not None}
                     for part in (links, others))  # fmt: skip
     if links and named and not ranks & named:
         groups["slow"] = others
-        return [*groups.items(), ("slow", links)]
-    return list(groups.items())
+        return [*groups.items(), ("slow", links), *apart]
+    return [*groups.items(), *apart]
 
 
 def _join(family: str, votes: list[Vote]) -> Candidate:

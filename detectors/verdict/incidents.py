@@ -19,6 +19,7 @@ from trainwarden.detectors.verdict.causes import evidenced
 from trainwarden.detectors.verdict.ensemble import Candidate, family_of, versions_used
 from trainwarden.detectors.verdict.revisions import (
     DEVICE_KINDS,
+    apart,
     began_together,
     better,
     covers,
@@ -172,16 +173,19 @@ class IncidentTracker:
         timed = replace(candidate, onset_s=since_s)
         return timed if any(echoes(timed, record) for record in self.open) else candidate
 
+    def _not_apart(self, candidate: Candidate) -> list[OpenIncident]:
+        return [entry for entry in self._open.values() if not apart(candidate, entry.record)]
+
     def _of_family(self, candidate: Candidate, window: Window) -> OpenIncident | None:
         """The open incident of the same family and cause."""
-        for entry in self._open.values():
+        for entry in self._not_apart(candidate):
             if family_of(entry.record.kind) == candidate.family and same(candidate, entry.record, window.now_s):
                 return entry
         return None
 
     def _of_others(self, candidate: Candidate, window: Window) -> OpenIncident | None:
         """The open incident of the same cause of which `candidate` is another face, or the root."""
-        for entry in self._open.values():
+        for entry in self._not_apart(candidate):
             if _echoes(candidate, entry.record, window) or roots(candidate, entry.record):
                 return entry
             if self._grown_out_of(candidate, entry.record, window):
@@ -212,6 +216,8 @@ class IncidentTracker:
             return True
         onset_s = candidate.onset_s if candidate.onset_s is not None else window.now_s
         for closed in self._closed:
+            if apart(candidate, closed):
+                continue
             if _echoes(candidate, closed, window):
                 return True
             if family_of(closed.kind) != candidate.family or closed.closed_at_s is None:

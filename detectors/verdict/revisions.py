@@ -9,7 +9,14 @@ from typing import Any, Final
 import msgspec
 
 from trainwarden.detectors.verdict.contention import about_pace
-from trainwarden.detectors.verdict.ensemble import FAILURE_KINDS, KIND_ORDER, Candidate, family_of
+from trainwarden.detectors.verdict.ensemble import (
+    FAILURE_KINDS,
+    HANG_KINDS,
+    KIND_ORDER,
+    Candidate,
+    family_of,
+    stands_anew,
+)
 from trainwarden.records import IncidentKind, IncidentRecord, Suspect
 
 SURER: Final = 0.05  # of a score: what a score gains from window to window is no news
@@ -31,7 +38,6 @@ ENDED_AT: Final = "ended_at_s"  # evidence of a leak: when it ended its rank, as
 _MEMORY: Final = "_memory_"
 _AMOUNTS: Final = ("_bytes", "_used_ratio")  # of it, not its clock or temperature
 _KILLED: Final = "killed by SIGKILL"  # by the kernel, where a control group has no memory left
-_SEEN_OF_HANGS: Final = frozenset({"hang", "collective_mismatch"})
 PAUSE: Final = "rank_pause_seconds"
 """The metric that votes on phases blame: by it an incident of a stalled phase is known from one of a log line."""
 
@@ -94,12 +100,12 @@ def follows(record: IncidentRecord, candidate: Candidate) -> bool:
         return False
     after = candidate.onset_s is None or record.onset_s is None or candidate.onset_s > record.onset_s
     elsewhere = not overlap(candidate.suspects, record.suspects, ("rank", "node"))
-    return candidate.kind in _SEEN_OF_HANGS or (after and elsewhere)
+    return candidate.kind in HANG_KINDS or (after and elsewhere)
 
 
 def _came_first(record: IncidentRecord, candidate: Candidate) -> bool:
     """True if `candidate` is a certain failure from before `record` was opened, told late."""
-    certain = _surest(candidate.suspects) >= CERTAIN and candidate.kind not in _SEEN_OF_HANGS
+    certain = _surest(candidate.suspects) >= CERTAIN and candidate.kind not in HANG_KINDS
     return certain and candidate.onset_s is not None and candidate.onset_s < record.opened_at_s
 
 
@@ -258,6 +264,12 @@ def overlap(left: tuple[Suspect, ...], right: tuple[Suspect, ...], fields: tuple
     return False
 
 
+def apart(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if one is the end of a rank, and the other a hang after the others had gone on without it."""
+    anew = stands_anew(candidate.kind, candidate.onset_s, record.evidence)
+    return anew or stands_anew(record.kind, record.onset_s, candidate.evidence)
+
+
 def echoes(candidate: Candidate, record: IncidentRecord) -> bool:
     """True if `candidate` is at most what came of `record`, an incident of another family that names the root.
 
@@ -271,7 +283,7 @@ def echoes(candidate: Candidate, record: IncidentRecord) -> bool:
     if candidate.onset_s is None or not -SAME_CAUSE_S <= candidate.onset_s - began_s <= ECHO_S:
         return False
     same_rank = overlap(candidate.suspects, record.suspects, ("rank",))
-    if candidate.kind in _SEEN_OF_HANGS:
+    if candidate.kind in HANG_KINDS:
         unnamed = not any_rank(candidate.suspects) and _surest(record.suspects) >= CERTAIN
         return record.kind in PROCESS_KINDS and any_rank(record.suspects) and (same_rank or unnamed)
     slow = candidate.kind in ("slow_job", "slow_compute") and not candidate.hard

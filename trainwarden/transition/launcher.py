@@ -32,7 +32,6 @@ class Launcher:
         run_dir = environ.get("TRAINWARDEN_RUN_DIR")
         self._events = os.path.join(run_dir, "events.jsonl") if run_dir else None
         self._job, self._node = environ.get("TRAINWARDEN_JOB", "job"), environ.get("TRAINWARDEN_NODE", "node")
-        self._attempt = attempt
 
     def offer(self) -> None:
         """Should this rank die, it may be started again while the others go on."""
@@ -53,12 +52,12 @@ class Launcher:
             if hook is not None:
                 hook.number(step)
 
-    def report(self, epoch: int, message: str, fields: Mapping[str, object]) -> None:
-        """Append what became of a transition to the node's events."""
+    def report(self, member: str, epoch: int, message: str, fields: Mapping[str, object]) -> None:
+        """Append what became of a transition to the node's events; the name of a `member` is never used again."""
         if self._events is None:
             return
         event = {
-            "type": "event", "id": f"transition/{self._job}/{self._attempt}/{epoch}", "job": self._job,
+            "type": "event", "id": f"transition/{self._job}/{member}/{epoch}", "job": self._job,
             "node": self._node, "time_s": time.time(), "kind": "transition", "message": message, "fields": fields,
             "rank": int(self._rank),
         }  # fmt: skip

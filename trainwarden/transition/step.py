@@ -325,7 +325,8 @@ class ResilientStep:
         done, self._transition = self._transition, Transition()
         if self._members.place or not (done.gone or done.come):
             return
-        gone, come, left = ranks(done.gone), ranks(done.come), len(self._members.epoch.members)
+        # A newcomer that died within its first step is not there.
+        gone, come, left = ranks(done.gone), ranks(done.come - done.gone), len(self._members.epoch.members)
         said = [f"rank {gone} died, and {left} ranks finished step {number}"] if gone else []
         source = f" with the state of rank {done.source}" if done.source else ""
         said += [f"rank {come} joined at step {number}{source}"] if come else []
@@ -334,7 +335,7 @@ class ResilientStep:
             **({"source": done.source} if come and done.source else {}),
             **{f"{phase}_s": round(seconds, 4) for phase, seconds in done.phases.items()},
         }  # fmt: skip
-        self._launcher.report(self._members.epoch.number, "; ".join(said), fields)
+        self._launcher.report(self._members.name, self._members.epoch.number, "; ".join(said), fields)
 
     def _regroup(self) -> bool:
         """Form the group of this epoch, and have all its members come to one state; False if one is gone again."""

@@ -111,6 +111,20 @@ def test_how_the_others_went_on_without_a_rank_is_told_once_for_each_transition(
     assert story.at(1.2, replace(crash, evidence={})) == []
 
 
+@pytest.mark.parametrize(("after_s", "kinds"), [(2.5, ["crash"]), (4.5, ["crash", "hang"])])
+def test_a_hang_is_another_problem_once_the_others_had_gone_on_without_the_rank(
+    after_s: float, kinds: list[str]
+) -> None:
+    story = Story()
+    evidence = {"renewed": True, "survived": ["2 ranks finished step 9"], "went_on_s": START_S + 4.0}
+    crash = replace(candidate("crash", 1, hard=True), evidence=evidence)
+    story.at(0.0, crash)
+    hang = candidate("hang", onset_s=START_S + after_s)
+    for at_s in (7.0, 7.5, 200.0):
+        story.at(at_s, crash, hang)
+        assert [one.kind for one in story.joiner.open] == kinds
+
+
 def test_a_short_gap_does_not_close() -> None:
     story = Story()
     story.at(0.0, candidate("slow_compute", 1))

@@ -113,3 +113,9 @@ class Ranks:
         self, _rank: int, _world: int, _where: tuple[str, int], least: int, patience_s: float
     ) -> Members:
         return self.member(self._own.rank, self._own.world, least=least, patience_s=patience_s)
+
+
+def until_it_asks(ranks: Ranks) -> None:
+    """A newcomer, to be admitted."""
+    store = PrefixStore("trainwarden-transition/0/", ranks.store)
+    store.wait(["join/1"], timedelta(seconds=20))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import PrefixStore
 
-from tests.unit.trainwarden.transition.harness import TOTAL, Died, Net, Ranks
+from tests.unit.trainwarden.transition.harness import TOTAL, Died, Net, Ranks, until_it_asks
 from trainwarden.transition import ResilientStep, TransitionError
 from trainwarden.transition import step as of_step
 from trainwarden.transition.buckets import Broken
@@ -270,8 +268,3 @@ def test_a_newcomer_may_join_in_the_midst_of_a_step(ranks: Ranks, monkeypatch: p
     assert not ranks.errors
     assert counted == [ONCE] * 3
     assert adopted == [True]  # in place
-
-
-def until_it_asks(ranks: Ranks) -> None:
-    store = PrefixStore("trainwarden-transition/0/", ranks.store)
-    store.wait(["join/1"], timedelta(seconds=20))
