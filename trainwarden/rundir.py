@@ -4,7 +4,7 @@
 
     RUN_DIR/
     ├── hook/           one memory-mapped file per training process (with NCCL two), and agent.sock (datagrams);
-    │                   resilient-ATTEMPT-RANK while others can go on without that rank
+    │                   resilient-TORCHRUN-ATTEMPT-RANK while others can go on without that rank
     ├── logs/           rank-N.log: output of rank N; any other *.log: output of the whole job
     ├── events.jsonl    facts that launchers know first hand, one EventRecord as JSON a line, appended whole
     ├── plan.json       the micro-batch plan in force, written whole by the launcher

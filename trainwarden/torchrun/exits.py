@@ -15,16 +15,21 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-MOST_RENEWED: Final = 3  # as the service's MOST_FAILURES (actions/launchers/torchrun/table.py), and for as long
+MOST_FAILURES: Final = 3  # as the service's (actions/launchers/torchrun/table.py)
 FORGIVEN_S: Final = 3600.0
+REAPED_S: Final = 0.01  # between two looks whether torchrun has taken a death as one that ends all
 EVENTS: Final = "torchelastic-events-{}"
 DESTINATIONS: Final = ("null", "console")
 _INFO: Final = struct.Struct("<QQ11Ii")  # linux/pidfd.h: pidfd_info, PIDFD_INFO_EXIT and PIDFD_GET_INFO
 _INFO_EXIT: Final = 1 << 3
 _GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
+# By events of another form, and by threads that cannot be started. Not Exception: torchrun's handler of SIGTERM raises
+# one of its own wherever the main thread is, also where an event is read, and that is to pass.
+UNKNOWN_FORM: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Changed = Callable[[dict[str, Any]], None]
 
 
@@ -53,36 +58,43 @@ class Exit(NamedTuple):
 class Renewals:
     """Which ranks that died are started again alone: those whose script has said that the others go on meanwhile.
 
-    A script says so by a file of its rank (`trainwarden.transition.launcher`), and takes it back where it gives up.
+    A script says so by a file of its rank (`trainwarden.transition.launcher`), and takes it back where it gives up. The
+    file bears torchrun's pid: those of others in the same folder, or of an earlier one, say nothing of our ranks.
 
     Parameters
     ----------
     folder : Path
         Where the hook's files are.
     most : int
-        How many within an hour, and since the newest checkpoint. After that a death ends all ranks, as without this.
+        How many within an hour. After that a death ends all ranks, as without this.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
-        self._folder, self._most = folder, most
+        self._most, self._prefix = most, folder / f"resilient-{os.getpid()}"
         self._renewed_s: list[float] = []
+        with suppress(OSError):
+            for old in folder.glob(f"{self._prefix.name}-*"):  # of one that had our pid before us
+                old.unlink()
+
+    def is_offered(self, rank: int, attempt: int) -> bool:
+        """Whether the rank may be started again, as far as its script has said."""
+        return self._most > 0 and self._offer(rank, attempt).exists()
+
+    def _offer(self, rank: int, attempt: int) -> Path:
+        return self._prefix.with_name(f"{self._prefix.name}-{attempt}-{rank}")
 
     def is_due(self, rank: int, attempt: int) -> bool:
         """Whether the rank is to be started again; it has to say anew that it can be, and counts."""
         now_s = time.monotonic()
         self._renewed_s = [then_s for then_s in self._renewed_s if now_s - then_s < FORGIVEN_S]
         try:
-            (self._folder / f"resilient-{attempt}-{rank}").unlink()
+            self._offer(rank, attempt).unlink()
         except OSError:
             return False
         if len(self._renewed_s) >= self._most:
             return False
         self._renewed_s.append(now_s)
         return True
-
-    def forgive(self) -> None:
-        """A newer checkpoint is complete."""
-        self._renewed_s = []
 
 
 class Exits(logging.Handler):
@@ -94,22 +106,21 @@ class Exits(logging.Handler):
         Told what has changed of ``ranks``, ``alive``, ``failure`` and ``finished`` (`words.Beat` of the service).
     ended : callable
         Told each `Exit`; it may wait for a disk.
-    is_due : callable
-        Whether the rank of a number, of an attempt, is started again alone; asked once for each death.
+    renewals : Renewals
+        Which ranks are started again alone.
     """
 
-    def __init__(
-        self, changed: Changed, ended: Callable[[Exit], None],
-        is_due: Callable[[int, int], bool] = lambda rank, attempt: False,
-    ) -> None:  # fmt: skip
+    def __init__(self, changed: Changed, ended: Callable[[Exit], None], renewals: Renewals) -> None:
         super().__init__(logging.INFO)
-        self._changed, self._ended, self._is_due = changed, ended, is_due
-        self._renewed: dict[int, bool] = {}  # by pid, what was decided of a death
-        self._guard = threading.Lock()
+        self._changed, self._ended, self._renewals = changed, ended, renewals
+        self._guard = threading.Condition()
+        self._renewed: dict[int, bool | None] = {}  # by pid, what was decided of a death; None: it is being started
+        self._dead: list[int] = []  # who waits for that, in the order of their deaths
         self._ranks: dict[int, int] = {}  # by pid, of this round
         self._ends: dict[int, Exit] = {}
         self._round = self._size = 0
-        self._requested = self._killed = False  # ranks were to end; torchrun ends what is left of them
+        # Ranks were to end; torchrun ends what is left of them; one has ended that is not started again.
+        self._requested = self._killed = self._failed = False
 
     def listen(self) -> None:
         """Hear torchrun's events, also where it was told to log less: that destination writes nothing."""
@@ -128,20 +139,21 @@ class Exits(logging.Handler):
                 more = json.loads(event["metadata"])
                 ranks = int(more["role_world_size"][0]) // int(more["group_world_size"])
                 self.started(int(event["worker_id"]), int(event["global_rank"]), ranks)
-        except Exception:
+        except UNKNOWN_FORM:
             logging.getLogger("trainwarden.torchrun").debug("event not understood", exc_info=True)
 
     def begin(self, number: int = 0) -> None:
         """Ranks of the round `number` come."""
         with self._guard:
             self._round, self._size = number, 0
-            self._ranks, self._ends, self._requested, self._killed = {}, {}, False, False
-            self._renewed = {}
+            self._ranks, self._ends = {}, {}
+            self._requested = self._killed = self._failed = False
 
     def end(self, *, requested: bool) -> None:
         """torchrun ends its ranks now: as that was `requested`, or as one of them has failed."""
         with self._guard:
             self._requested, self._killed = self._requested or requested, True
+            self._guard.notify_all()
 
     def started(self, pid: int, rank: int, of: int) -> None:
         """A rank was started, one of `of` on this node; told again of it, nothing follows."""
@@ -150,6 +162,7 @@ class Exits(logging.Handler):
             if pid in ranks:
                 return
             ranks[pid], self._size = rank, of
+            self._renewed.pop(pid, None)
             whole = len(ranks) == of
         self._follow(pid, rank, ranks)
         if whole:
@@ -161,22 +174,34 @@ class Exits(logging.Handler):
         ).start()
 
     def is_to_renew(self, pid: int) -> bool:
-        """Whether the rank whose process `pid` has failed is to be started again, while the others go on."""
-        with self._guard:
-            return self._decided(pid, self._ranks)
+        """Whether the rank whose process `pid` has failed is to be started again, while the others go on.
 
-    def _decided(self, pid: int, ranks: dict[int, int]) -> bool:
-        if pid not in self._renewed:
-            possible = ranks is self._ranks and pid in ranks and not (self._requested or self._killed)
-            self._renewed[pid] = possible and self._is_due(ranks[pid], self._round - 1)
-        return self._renewed[pid]
+        torchrun's own thread asks, which alone can do so; `renewed` or `given_up` has to follow.
+        """
+        with self._guard:
+            if pid not in self._renewed:
+                possible = pid in self._ranks and not (self._requested or self._killed)
+                due = possible and self._renewals.is_due(self._ranks[pid], self._round - 1)
+                self._decide(pid, None if due else False)
+            return self._renewed[pid] is None
+
+    def _decide(self, pid: int, renewed: bool | None) -> None:
+        self._renewed[pid] = renewed
+        self._guard.notify_all()
 
     def renewed(self, old: int, new: int) -> None:
         """The process `new` has taken the place of `old`, which has failed."""
         with self._guard:
             ranks = self._ranks
             rank = ranks[new] = ranks.pop(old)
+            self._renewed.pop(new, None)
+            self._decide(old, True)
         self._follow(new, rank, ranks)
+
+    def given_up(self, pid: int) -> None:
+        """No process could take the place of `pid`, so torchrun ends all."""
+        with self._guard:
+            self._decide(pid, False)
 
     def all_started(self) -> tuple[int, list[int]] | None:
         """The round and the pids of its ranks here, once all were started; None before."""
@@ -190,18 +215,36 @@ class Exits(logging.Handler):
 
     def _wait(self, pid: int, rank: int, ranks: dict[int, int]) -> None:
         code, name = _end_of(pid)
+        at_s, killed = time.time(), name in ("SIGTERM", "SIGKILL")
         with self._guard:
-            asked = self._requested or (self._killed and name in ("SIGTERM", "SIGKILL"))
-            known = code is not None or name is not None
-            renewed = bool(code != 0 and self._decided(pid, ranks)) if known else self._renewed.get(pid, False)
-            end = Exit(rank, pid, time.time(), code, name, asked and not renewed, renewed)
+            asked = self._requested or (self._killed and killed)
+            self._dead.append(pid)
+            renewed = code != 0 and self._is_renewed(pid, rank, ranks)
+            self._guard.wait_for(lambda: self._dead[0] == pid)  # the first that failed is told as that
+            asked = asked or (self._failed and killed)
+            end = Exit(rank, pid, at_s, code, name, asked and not renewed, renewed)
             ours = ranks is self._ranks and not renewed
             if ours:
                 self._ends[pid] = end
-                self._killed = self._killed or bool(code or name)
+                self._failed = self._failed or bool(code or name)
+                self._killed = self._killed or self._failed
+            self._dead.pop(0)
+            self._guard.notify_all()
         if ours:
             self._publish()
         self._ended(end)
+
+    def _is_renewed(self, pid: int, rank: int, ranks: dict[int, int]) -> bool:
+        """Wait for torchrun's thread to decide; where it has reaped the child meanwhile, the death ends all."""
+        while (found := self._renewed.get(pid)) is None:
+            if pid not in self._renewed and (
+                ranks is not self._ranks or self._requested or self._killed
+                or not self._renewals.is_offered(rank, self._round - 1) or _waited(os.P_PID, pid, os.WNOHANG) is None
+            ):  # fmt: skip
+                self._decide(pid, False)
+            else:
+                self._guard.wait(REAPED_S)
+        return found
 
     def _publish(self) -> None:
         with self._guard:
@@ -230,10 +273,10 @@ def _end_of(pid: int) -> tuple[int | None, str | None]:
         os.close(pidfd)
 
 
-def _waited(kind: int, number: int) -> tuple[int | None, str | None] | None:
+def _waited(kind: int, number: int, more: int = 0) -> tuple[int | None, str | None] | None:
     """Wait for the end of a child; None where torchrun was quicker."""
     try:
-        found = os.waitid(kind, number, os.WEXITED | os.WNOWAIT)
+        found = os.waitid(kind, number, os.WEXITED | os.WNOWAIT | more)
     except OSError:
         return None
     if found is None:

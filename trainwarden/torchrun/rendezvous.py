@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from trainwarden import rundir
 from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
-from trainwarden.torchrun.exits import MOST_RENEWED, Exits, Renewals
+from trainwarden.torchrun.exits import MOST_FAILURES, Exits, Renewals
 from trainwarden.torchrun.line import Endpoints
 from trainwarden.torchrun.memory import NotFilled, Overtaken
 from trainwarden.torchrun.saving import SIGNAL, Saving
@@ -54,7 +54,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     ----------
     parameters : RendezvousParameters
         ``--rdzv-conf`` may name ``token_file``, ``tls_ca``, ``tls_certificate``, ``tls_key``, ``node_rank``,
-        ``spares``, ``max_failures``, ``grow``, ``weight``, ``held``, and torch's own ``join_timeout`` and
+        ``spares``, ``max_failures``, ``renew``, ``grow``, ``weight``, ``held``, and torch's own ``join_timeout`` and
         ``last_call_timeout`` in seconds.
     """
 
@@ -69,18 +69,18 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
             job, node, parameters.min_nodes, parameters.max_nodes, parameters.local_addr,
             float(parameters.get("last_call_timeout", 30.0)), _number(parameters, "node_rank"),
             _number(parameters, "spares"), _number(parameters, "max_failures"), _grow(parameters),
-            _weight(parameters), _held(parameters),
+            _weight(parameters), _yes(parameters, "held"),
         )  # fmt: skip
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # else a node lost meanwhile would end all others
         self._around = Surroundings(
-            job, node, os.environ, self._note_checkpoint, alone=parameters.max_nodes == 1,
-            keeper=lambda found: self._agent.update(keeper=found),
+            job, node, os.environ, lambda found: self._agent.update(checkpoint=found),
+            alone=parameters.max_nodes == 1, keeper=lambda found: self._agent.update(keeper=found),
         )  # fmt: skip
         self._watching = NodeAgent(job, node, self._around.run_dir, os.environ)
         self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch, self._around.note)
         self._agent.tell_keeper = self._around.tell_keeper
-        self._renewals = Renewals(self._around.run_dir / rundir.HOOK, max(place.failures or 0, MOST_RENEWED))
-        self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended, self._renewals.is_due)
+        renewals = Renewals(self._around.run_dir / rundir.HOOK, _most_renewed(parameters))
+        self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended, renewals)
         _tell_of_starts(self._exits)
         _renew_ranks(self._exits)
         self._saving = Saving(os.environ.get(SIGNAL, ""), self._exits.running)
@@ -166,10 +166,6 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._watching.close()
         self._around.close()
         return True
-
-    def _note_checkpoint(self, found: dict[str, Any]) -> None:
-        self._renewals.forgive()
-        self._agent.update(checkpoint=found)
 
     def _put_splits(self, splits: list[dict[str, Any]]) -> None:
         self._around.put_splits(splits, lambda number: self._agent.update(split=number))
@@ -295,10 +291,12 @@ def _tell_of_starts(exits: Exits) -> None:
 def _renew_ranks(exits: Exits) -> None:
     """Have torchrun start a rank again whose job goes on without it, before it looks and ends all others.
 
-    A death within the moment between this look and torchrun's own is a restart of all.
+    A death within the moment between this look and torchrun's own is a restart of all. Each counts among torchrun's own
+    restarts (``--max-restarts``).
     """
     try:
         from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+        from torch.distributed.elastic.multiprocessing.api import SignalException
 
         look = LocalElasticAgent._monitor_workers
     except (ImportError, AttributeError):
@@ -308,10 +306,13 @@ def _renew_ranks(exits: Exits) -> None:
     def looked(self: Any, group: Any) -> Any:
         try:
             for place, worker in enumerate(group.workers):
-                if (made := _renewed(self._pcontext, place, exits)) is not None:
+                if self._remaining_restarts > 0 and (made := _renewed(self._pcontext, place, exits)) is not None:
+                    old, worker.id = worker.id, made  # torch takes its ranks for lost where these differ from theirs
+                    self._remaining_restarts -= 1
+                    exits.renewed(old, made)
                     log.warning("trainwarden: rank %d has died and is started again", worker.global_rank)
-                    exits.renewed(worker.id, made)
-                    worker.id = made
+        except SignalException:  # torchrun was asked to end
+            raise
         except Exception:
             log.warning("trainwarden: a rank that died could not be started again alone", exc_info=True)
         return look(self, group)
@@ -321,29 +322,52 @@ def _renew_ranks(exits: Exits) -> None:
 
 def _renewed(context: Any, place: int, exits: Exits) -> int | None:
     """The pid of the process that takes the place of a rank, its number on this node `place`; None if it needs none."""
-    if hasattr(context, "subprocess_handlers"):
-        handler = context.subprocess_handlers[place]
-        if not _has_failed(handler.proc.pid) or not exits.is_to_renew(handler.proc.pid):
-            return None
-        handler.proc.wait()
-        # The same words, and the same open files for what it writes.
-        handler.proc = handler._popen(handler.proc.args, {**os.environ, **context.envs[place]})
-        return int(handler.proc.pid)
-    old, said = context._pc.processes[place], context._ret_vals[place]
-    # One that has come to its end waits for the others; with a dead one among those, torch would wait for ever.
-    done = place in context._return_values or not said.empty()
-    if context.start_method != "fork" or done or not _has_failed(old.pid) or not exits.is_to_renew(old.pid):
+    forked = not hasattr(context, "subprocess_handlers")
+    pid = context._pc.processes[place].pid if forked else context.subprocess_handlers[place].proc.pid
+    # torch binds to the cores of a device by the rank's number, or before it starts a process.
+    if getattr(context, "_numa_options", None) is not None or (forked and not _can_fork_again(context, place)):
         return None
+    if not _has_failed(pid) or not exits.is_to_renew(pid):
+        return None
+    try:
+        with suppress(OSError):
+            Path(context.error_files[place]).unlink()  # else the next death were told with the words of this one
+        return (_forked_again if forked else _started_again)(context, place)
+    except BaseException:
+        exits.given_up(pid)
+        raise
+
+
+def _started_again(context: Any, place: int) -> int:
+    """Start a process with the same words, and the same open files for what it writes."""
+    handler = context.subprocess_handlers[place]
+    handler.proc.wait()
+    handler.proc = handler._popen(handler.proc.args, {**os.environ, **context.envs[place]})
+    return int(handler.proc.pid)
+
+
+def _can_fork_again(context: Any, place: int) -> bool:
+    """Whether nothing is lost by it: torch would open a file for the rank's output anew, and empty it.
+
+    A rank that has come to its end waits for the others; with a dead one among those, torch would wait for ever.
+    """
+    done = place in context._return_values or not context._ret_vals[place].empty()
+    return context.start_method == "fork" and not done and not (context.stdouts[place] or context.stderrs[place])
+
+
+def _forked_again(context: Any, place: int) -> int:
+    all_of = context._pc
+    old, sentinels, error_files = all_of.processes[place], all_of.sentinels, all_of.error_files
     old.join()
     alone = copy.copy(context)
-    alone._pc, alone.nprocs, alone._ret_vals = None, 1, {0: said}
+    alone._pc, alone.nprocs, alone._ret_vals = None, 1, {0: context._ret_vals[place]}
     for name in ("args", "envs", "stdouts", "stderrs"):
         setattr(alone, name, {0: getattr(context, name)[place]})
     alone._start()
     [made] = alone._pc.processes
-    context._pc.sentinels.pop(old.sentinel, None)
-    context._pc.sentinels[made.sentinel] = place
-    context._pc.processes[place], context._pc.error_files[place] = made, alone._pc.error_files[0]
+    sentinels.pop(old.sentinel, None)
+    sentinels[made.sentinel] = place
+    all_of.processes[place], error_files[place] = made, alone._pc.error_files[0]
     return int(made.pid)
 
 
@@ -393,11 +417,16 @@ def _grow(parameters: RendezvousParameters) -> str | None:
     return None if said is None else str(said)
 
 
-def _held(parameters: RendezvousParameters) -> bool | None:
-    said = parameters.get("held")
+def _yes(parameters: RendezvousParameters, name: str) -> bool | None:
+    said = parameters.get(name)
     if said not in (None, "yes", "no"):
-        raise ValueError(f"--rdzv-conf: held is yes or no, not '{str(said)[:80]}'")
+        raise ValueError(f"--rdzv-conf: {name} is yes or no, not '{str(said)[:80]}'")
     return None if said is None else said == "yes"
+
+
+def _most_renewed(parameters: RendezvousParameters) -> int:
+    """How many ranks may start again alone within an hour: as often as all would."""
+    return 0 if _yes(parameters, "renew") is False else (_number(parameters, "max_failures") or MOST_FAILURES) - 1
 
 
 def _weight(parameters: RendezvousParameters) -> float | None:

@@ -21,14 +21,16 @@ class Launcher:
     Parameters
     ----------
     environ : mapping of str to str
-        Of the rank. ``TRAINWARDEN_HOOK_DIR`` is where torchrun looks for the file (`trainwarden.torchrun.exits`), and
-        ``TRAINWARDEN_RUN_DIR`` has the file of events that the node's agent reads.
+        Of the rank. ``TRAINWARDEN_HOOK_DIR`` is where the torchrun ``TRAINWARDEN_ENDS_WITH`` looks for the file
+        (`trainwarden.torchrun.exits`), and ``TRAINWARDEN_RUN_DIR`` has the file of events that the node's agent reads.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         folder, attempt = environ.get("TRAINWARDEN_HOOK_DIR"), environ.get("TRAINWARDEN_ATTEMPT", "0")
         self._rank = environ["RANK"]
-        self._path = os.path.join(folder, f"resilient-{attempt}-{self._rank}") if folder else None
+        torchrun = environ.get("TRAINWARDEN_ENDS_WITH")
+        offer = f"resilient-{torchrun}-{attempt}-{self._rank}"
+        self._path = os.path.join(folder, offer) if folder and torchrun else None
         run_dir = environ.get("TRAINWARDEN_RUN_DIR")
         self._events = os.path.join(run_dir, "events.jsonl") if run_dir else None
         self._job, self._node = environ.get("TRAINWARDEN_JOB", "job"), environ.get("TRAINWARDEN_NODE", "node")

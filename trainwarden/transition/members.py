@@ -92,7 +92,10 @@ class Members:
         self.name = f"{rank}:{uuid.uuid4().hex[:12]}"
         self._where = where
         # Where the launcher starts all ranks anew over the same store, those of the last attempt are no members.
-        self._prefix = f"trainwarden-transition/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
+        # torch counts attempts on each node by itself, so that nodes may differ; our launchers give all one number.
+        environ = os.environ
+        attempt = environ.get("TRAINWARDEN_ATTEMPT") or environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+        self._prefix = f"trainwarden-transition/{attempt}/"
         self._fixed: dict[str, str] = {}
         self._here = _here()
         self.store = self.client()

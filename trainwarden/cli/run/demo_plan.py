@@ -67,6 +67,8 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
             )
         if goes_on and (fault != "crash" or ranks < 2):
             raise ConfigError("--continue: that is of --fault kill, and of 2 ranks or more")
+        if goes_on and mode != "auto":
+            raise ConfigError(f"--mode {mode}: the rank that --continue takes back is started in mode auto alone")
         first = LEARNT_STEP if fault == "slow-rank" else FIRST_FAULT_STEP
         at_step = at_step if at_step is not None else first + seed % 7
         steps = steps if steps is not None else at_step + STEPS_AFTER_FAULT

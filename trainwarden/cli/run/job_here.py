@@ -45,7 +45,9 @@ class JobHere:
         self._settings, self._nproc, self._mode = settings, nproc, mode
         # Whom ranks that have failed wait for: nobody, a person, or a restart that comes by itself.
         self._restarts = Rules.of(msgspec.structs.replace(settings.engine, mode=mode)).mode_of("restart_process")
-        self._asked = NodesAsked(max_restarts=0 if self._restarts == "observe" else None)
+        self._asked = NodesAsked(
+            max_restarts=0 if self._restarts == "observe" else None, renews=self._restarts == "auto"
+        )  # fmt: skip
         self._host: RendezvousHost | None = None
         self._output: RankOutput | None = None
         self._checks: JobChecks | None = None

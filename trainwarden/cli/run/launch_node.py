@@ -65,6 +65,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Path | None = None
     node_rank: int | None = None
     weight: float | None = None
+    renews: bool = True  # torchrun may start a rank again alone
 
     def check(self) -> None:
         """Refuse what several nodes cannot do, and, on one, what is of several alone: nothing said is passed over.
@@ -131,7 +132,7 @@ class NodesAsked(msgspec.Struct, frozen=True, kw_only=True):
             "node_rank": self.node_rank,
             "max_failures": 1 + (MAX_RESTARTS if self.max_restarts is None else self.max_restarts),
             "tls_ca": launch.tls_ca, "tls_certificate": launch.tls_certificate, "tls_key": launch.tls_key,
-            "weight": self.weight, "held": "yes" if shared else None,
+            "weight": self.weight, "held": "yes" if shared else None, "renew": None if self.renews else "no",
         }  # fmt: skip
         known = {name: value for name, value in conf.items() if value is not None}
         for name, value in known.items():

@@ -27,10 +27,10 @@ PATIENCE_S = 60.0
 class Rig:
     """Exits whose ranks are real children; `said` and `ends` are what was told."""
 
-    def __init__(self) -> None:
-        self.said, self.ends, self.resilient = {}, [], set()
+    def __init__(self, folder) -> None:
+        self.said, self.ends, self._folder = {}, [], folder
         self._changed = threading.Condition()
-        self.exits = Exits(self._publish, self._end, lambda rank, attempt: (rank, attempt) in self.resilient)
+        self.exits = Exits(self._publish, self._end, Renewals(folder, 2))
         self.exits.begin(1)
         self.processes = []
 
@@ -55,6 +55,10 @@ class Rig:
             self.processes.append(subprocess.Popen([sys.executable, "-S", "-c", script], stdin=subprocess.PIPE))
             self.exits.emit(start(self.processes[-1].pid, rank, len(codes)))
 
+    def offer(self, *ranks):
+        for rank in ranks:
+            (self._folder / f"resilient-{os.getpid()}-0-{rank}").touch()
+
     def let_end(self, *ranks):
         for rank in ranks:
             self.processes[rank].stdin.close()
@@ -75,8 +79,8 @@ def start(pid: int, rank: int, ranks: int, state: str = "START") -> logging.LogR
 
 
 @pytest.fixture
-def rig():
-    made = Rig()
+def rig(tmp_path):
+    made = Rig(tmp_path)
     yield made
     made.close()
 
@@ -121,26 +125,27 @@ def test_a_rank_that_is_killed_from_outside_has_failed_and_one_that_has_to_stop_
 
 
 def test_a_rank_that_others_go_on_without_has_not_failed_and_its_new_process_is_followed(rig):
-    rig.resilient.add((1, 0))
+    rig.offer(1)
     rig.ranks(0, 7)
     old = rig.processes[1]
     rig.let_end(1)
-    rig.until(lambda: bool(rig.ends))
-    assert rig.ends == [Exit(1, old.pid, rig.ends[0].at_s, 7, None, False, True)]
+    os.waitid(os.P_PID, old.pid, os.WEXITED | os.WNOWAIT)
     assert rig.exits.is_to_renew(old.pid)
+    old.wait(PATIENCE_S)
     rig.processes.append(subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE))
     rig.exits.renewed(old.pid, rig.processes[2].pid)
+    rig.until(lambda: bool(rig.ends))
+    assert rig.ends == [Exit(1, old.pid, rig.ends[0].at_s, 7, None, False, True)]
     assert (rig.said["alive"], rig.said["failure"]) == ([0, 1], None)
     assert rig.exits.running() == [rig.processes[0].pid, rig.processes[2].pid]
     assert rig.exits.all_started() == (1, [rig.processes[0].pid, rig.processes[2].pid])
-    rig.resilient.clear()
     rig.processes[2].kill()
     rig.until(lambda: rig.said["failure"] is not None)
     assert (rig.said["failure"]["rank"], rig.said["alive"], rig.ends[1].renewed) == (1, [0], False)
 
 
 def test_no_rank_is_started_again_alone_once_torchrun_ends_all(rig):
-    rig.resilient.update({(0, 0), (1, 0)})
+    rig.offer(0, 1)
     rig.ranks(3, 0)
     rig.exits.end(requested=True)
     rig.let_end(0)
@@ -149,23 +154,65 @@ def test_no_rank_is_started_again_alone_once_torchrun_ends_all(rig):
     assert not rig.exits.is_to_renew(rig.processes[0].pid)
 
 
-def test_a_rank_is_started_again_alone_as_often_as_the_service_starts_all_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("tried", [False, True])
+def test_a_death_that_torchrun_does_not_renew_is_the_failure_and_whom_it_then_ends_is_not(rig, tried):
+    """It comes between our look and torch's, or no process can take its place."""
+    rig.offer(0, 1, 2)
+    rig.ranks(0, 0, 0)
+    one = rig.processes[1]
+    one.kill()
+    until(lambda: rig.exits._dead)
+    if tried:
+        assert rig.exits.is_to_renew(one.pid)
+    one.wait(PATIENCE_S)
+    for rank in (0, 2):
+        rig.processes[rank].terminate()
+        rig.processes[rank].wait(PATIENCE_S)
+    if tried:
+        time.sleep(0.1)
+        assert rig.ends == []
+        rig.exits.given_up(one.pid)
+    rig.until(lambda: len(rig.ends) == 3)
+    assert not any(end.renewed for end in rig.ends)
+    assert (rig.said["failure"]["rank"], rig.said["alive"], rig.exits.running()) == (1, [], [])
+
+
+def test_nobody_waits_to_hear_of_a_death_where_no_rank_offers_to_be_started_again(rig):
+    rig.ranks(0, 7)
+    rig.let_end(1)  # and torchrun does not look
+    rig.until(lambda: rig.said["failure"] is not None)
+    assert (rig.said["failure"]["rank"], rig.said["alive"]) == (1, [0])
+
+
+def test_an_offer_counts_for_the_torchrun_alone_to_which_it_was_made(tmp_path):
+    ours = tmp_path / f"resilient-{os.getpid()}-0-2"
+    for old in (ours, tmp_path / "resilient-0-2", tmp_path / "resilient-1-0-2"):
+        old.touch()
+    renewals = Renewals(tmp_path, 3)  # a torchrun before had our pid
+    assert not renewals.is_offered(2, 0)
+    assert not renewals.is_due(2, 0)
+    ours.touch()
+    assert renewals.is_offered(2, 0)
+    assert not Renewals(tmp_path / "none", 3).is_due(2, 0)
+
+
+def test_a_rank_is_started_again_alone_as_often_as_all_would_be(tmp_path, monkeypatch):
     now_s = [1000.0]
     monkeypatch.setattr(of_exits.time, "monotonic", lambda: now_s[0])
     renewals = Renewals(tmp_path, 2)
 
     def dies(rank=5, attempt=1):
-        (tmp_path / "resilient-1-5").touch()
+        (tmp_path / f"resilient-{os.getpid()}-1-5").touch()
         return renewals.is_due(rank, attempt)
 
     assert not renewals.is_due(5, 1)  # its script has said nothing
     assert [dies(6), dies(attempt=0)] == [False, False]
     assert [dies(), dies(), dies()] == [True, True, False]
     assert not renewals.is_due(5, 1)  # it has not said so again
-    renewals.forgive()
-    assert [dies(), dies(), dies()] == [True, True, False]
     now_s[0] += of_exits.FORGIVEN_S
     assert dies()
+    (tmp_path / f"resilient-{os.getpid()}-1-5").touch()
+    assert not Renewals(tmp_path, 0).is_offered(5, 1)
 
 
 def test_they_are_left_for_torchrun_to_reap(rig):

@@ -17,6 +17,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRAINWARDEN_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("TRAINWARDEN_HOOK_DIR", str(rundir.prepare(tmp_path) / rundir.HOOK))
     monkeypatch.setenv("TRAINWARDEN_ATTEMPT", "2")
+    monkeypatch.setenv("TRAINWARDEN_ENDS_WITH", "77")
     return tmp_path
 
 
@@ -34,9 +35,9 @@ def step(steps: ResilientStep) -> None:
 
 def test_a_rank_offers_to_be_started_again_until_its_job_is_at_its_end(ranks: Ranks, run_dir: Path) -> None:
     steps = ranks.make()
-    assert offers(run_dir) == ["resilient-2-0"]
+    assert offers(run_dir) == ["resilient-77-2-0"]
     step(steps)
-    assert offers(run_dir) == ["resilient-2-0"]
+    assert offers(run_dir) == ["resilient-77-2-0"]
     steps.close()
     assert offers(run_dir) == []
 

@@ -70,6 +70,27 @@ def test_all_of_a_new_attempt_begin_anew_over_the_same_store(ranks: Ranks, monke
     assert again.epoch.members == (again.name,)
 
 
+def test_ranks_of_two_nodes_whose_torch_counts_apart_find_each_other(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWARDEN_ATTEMPT", "1")
+    monkeypatch.setattr(members.Members.client, "__defaults__", (5.0,))
+    first, second = threading.Event(), threading.Event()
+
+    def come(rank: int, wait: threading.Event, then: threading.Event) -> None:
+        wait.wait(20.0)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(rank))
+        threading.Timer(0.5, then.set).start()
+        ranks.member(rank, 2)
+
+    first.set()
+    ranks.start(lambda: come(0, first, second))
+    ranks.start(lambda: come(1, second, first))
+    ranks.wait()
+    assert not ranks.errors
+    assert {len(one.epoch.members) for one in ranks.members} == {2}
+
+
 def test_a_newcomer_waits_for_those_who_were_not_even_there_when_its_rank_died(ranks: Ranks) -> None:
     ranks.start(ranks.member, 1, 2)
     dead = ranks.first_of(1)

@@ -20,6 +20,7 @@ ASKED: dict[str, Any] = {
     [
         ({"fault": "hang", "rank": 4}, "ranks are 0 to 3"),
         ({"fault": "slow-rank", "ranks": 1}, "at least 2"),
+        ({"fault": "crash", "goes_on": True, "mode": "confirm"}, "in mode auto alone"),
         ({"fault": "crash", "at_step": 40, "steps": 50}, "at least 25 steps"),
     ],
 )

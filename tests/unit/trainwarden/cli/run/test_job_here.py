@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.trainwarden.hook.test_planted_files import in_time
 from trainwarden import rundir
+from trainwarden.actions.remedies.policy import Mode
 from trainwarden.cli.run import job_here, launch, leftovers
 from trainwarden.cli.run.launch_node import Here
 from trainwarden.cli.run.rank_output import RankOutput
@@ -20,6 +21,7 @@ from trainwarden.cli.shared import orphans
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError
 from trainwarden.records import EventRecord
+from trainwarden.settings import LaunchSettings, Settings
 from trainwarden.topics import EVENTS
 
 
@@ -34,6 +36,15 @@ def test_a_script_is_forked_and_everything_else_starts_by_itself(tmp_path: Path)
     assert ranks_words(["/other/python", str(script)], devices=()) == [*other, "/other/python", str(script)]
     with_device = ranks_words(["python", str(script)], devices=(str(script),))
     assert with_device == [*other, sys.executable, str(script)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("observe", {"max_failures=1", "renew=no"}), ("confirm", {"renew=no"}), ("auto", set())]
+)
+def test_only_in_auto_may_torchrun_start_a_rank_again_alone(mode: Mode, expected: set[str]) -> None:
+    asked = job_here.JobHere(Settings(job="j"), 2, mode)._asked
+    [conf] = [word for word in asked.torchrun("j", 2, LaunchSettings()) if word.startswith("--rdzv-conf=")]
+    assert {"max_failures=1", "renew=no"}.intersection(conf.partition("=")[2].split(",")) == expected
 
 
 def event(kind: str, **fields: object) -> bytes:

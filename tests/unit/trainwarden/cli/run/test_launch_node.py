@@ -46,6 +46,8 @@ def test_what_is_said_is_torchruns_own_options() -> None:
     assert conf == "--rdzv-conf=last_call_timeout=30.0,spares=1,max_failures=4,tls_ca=ca.pem"
     [nodes, *_, conf] = NodesAsked(rdzv="h:1", nnodes=4).torchrun("j", 2, LaunchSettings())
     assert (nodes, conf) == ("--nnodes=4:4", "--rdzv-conf=last_call_timeout=30.0,spares=0,max_failures=4")
+    [*_, conf] = NodesAsked(rdzv="h:1", max_restarts=0, renews=False).torchrun("j", 2, LaunchSettings())
+    assert conf == "--rdzv-conf=last_call_timeout=30.0,spares=0,max_failures=1,renew=no"
 
 
 def test_a_job_with_a_weight_is_a_task_whose_nodes_wait_for_the_coordinator() -> None:
