@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -67,7 +68,11 @@ class Ranks:
 
     def first_of(self, rank: int) -> str:
         """The name of the member that had this rank at the beginning."""
-        return str(PrefixStore("trainwarden-transition/0/", self.store).get(f"first/{rank}").decode())
+        return str(self.met_in().get(f"first/{rank}").decode())
+
+    def met_in(self) -> PrefixStore:
+        """The part of the store in which the ranks of this attempt meet."""
+        return PrefixStore(f"trainwarden-transition/{os.environ.get('TRAINWARDEN_ATTEMPT', '0')}/", self.store)
 
     def make(
         self, rank: int = 0, world: int = 1, model: torch.nn.Module | None = None, **options: Any
@@ -117,5 +122,4 @@ class Ranks:
 
 def until_it_asks(ranks: Ranks) -> None:
     """A newcomer, to be admitted."""
-    store = PrefixStore("trainwarden-transition/0/", ranks.store)
-    store.wait(["join/1"], timedelta(seconds=20))
+    ranks.met_in().wait(["join/1"], timedelta(seconds=20))
