@@ -77,7 +77,7 @@ class Seen:
 
 def _happened(incident: IncidentRecord, fault: Fault, view: JobView) -> bool:
     """Whether others on this machine made it slow: ranks waited for a processor, or every step was measured slower."""
-    if incident.kind in {"slow_job", "slow_compute"} and QUEUED in incident.metrics:
+    if incident.kind in {"slow_job", "slow_compute", "host_contention"} and QUEUED in incident.metrics:
         return True
     of_fault = fault.kind == "slow-rank" and incident.opened_at_s >= (fault.injected_at_s or math.inf)
     if incident.kind != "slow_job" or incident.onset_step is None or of_fault:

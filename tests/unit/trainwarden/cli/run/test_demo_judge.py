@@ -103,7 +103,7 @@ def test_silence_is_right_without_a_fault_and_an_incident_is_not(tmp_path: Path)
     assert judged(plan("none"), slow_rank_view(), tmp_path)["false_alarms"] == 1
 
 
-@pytest.mark.parametrize("kind", ["slow_job", "slow_compute"])
+@pytest.mark.parametrize("kind", ["slow_job", "slow_compute", "host_contention"])
 @pytest.mark.parametrize(("metrics", "false_alarms"), [((), 1), (("rank_run_queue_wait_ratio",), 0)])
 def test_what_a_busy_machine_explains_is_told_and_no_false_alarm(
     kind: IncidentKind, metrics: tuple[str, ...], false_alarms: int, tmp_path: Path
