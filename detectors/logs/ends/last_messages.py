@@ -28,6 +28,7 @@ from trainwarden.records import EventRecord, IncidentKind
 _FACTS: Final = frozenset({"process_exit", "exception", "fatal_signal", "heartbeat_lost", "job_end"})
 MOST_LINES: Final = 1_000_000  # of one file, its last
 MAX_PREFIX: Final = 200
+FEWEST_HEARD: Final = 6  # most of a node of eight
 OUTLIVED_STEPS: Final = 3  # step lines of one writer after which nothing before them was the end
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _FRAME: Final = " \t\u256d\u2500"  # rich draws a box around a traceback, its exception follows
@@ -113,14 +114,14 @@ def _follow(reader: _Reader, attempt: Attempt, order: Order, where: tuple[int, i
 
 
 def _only_gap(heard: set[int]) -> set[int]:
-    """The one rank between others of which no line is, if there is just one.
+    """The one rank between others of which no line is, if there is just one; of few ranks a log may hold a part.
 
     Examples
     --------
-    >>> _only_gap({0, 1, 3, 4}), _only_gap({0, 1, 4, 5}), _only_gap({1, 2, 3})
-    ({2}, set(), set())
+    >>> _only_gap({0, 1, 2, 4, 5, 6}), _only_gap({0, 1, 2, 5, 6, 7}), _only_gap({0, 2, 3, 4})
+    ({3}, set(), set())
     """
-    gaps = set(range(min(heard, default=0), max(heard, default=0))) - heard if len(heard) < MAX_RANKS else set()
+    gaps = set(range(min(heard), max(heard))) - heard if FEWEST_HEARD <= len(heard) < MAX_RANKS else set()
     return gaps if len(gaps) == 1 else set()
 
 
