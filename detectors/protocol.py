@@ -15,6 +15,8 @@ import msgspec
 from trainwarden.detectors.job.window import Window
 from trainwarden.records import Vote
 
+SURVIVED: Final = "survived"  # evidence of a failure: sentences on how the other ranks went on without one
+WENT_ON: Final = "went_on_s"  # evidence: when all of them had, by the clock of the one that reports
 Reads = Literal["logs", "events", "steps", "scores", "samples", "calls"]
 Alone = Literal["hard", "verified", "any"]
 # Of the weight of a vote whose models had too little to be judged by. What two minutes of a demo taught opened two

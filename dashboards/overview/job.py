@@ -11,6 +11,7 @@ from trainwarden.dashboards.overview.pace import Pace
 from trainwarden.parallelism.board import LayoutBoard
 from trainwarden.protocols import Message
 from trainwarden.records import (
+    TRANSITION_PHASES,
     ActionRecord,
     EventRecord,
     HeartbeatRecord,
@@ -192,9 +193,8 @@ class JobOverview:
         if record.kind in ("job_start", "job_end"):
             self.ended = record.kind == "job_end"
         elif record.kind == "transition":
-            for name, spent_s in record.fields.items():
-                if name.endswith("_s") and isinstance(spent_s, float):
-                    phase = name.removesuffix("_s")
+            for phase in TRANSITION_PHASES:
+                if isinstance(spent_s := record.fields.get(f"{phase}_s"), int | float) and spent_s > 0.0:
                     self.transition_s[phase] = self.transition_s.get(phase, 0.0) + spent_s
         return True
 

@@ -6,12 +6,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from trainwarden.records import EventRecord, IncidentKind, Severity
+from trainwarden.detectors.protocol import SURVIVED
+from trainwarden.records import TRANSITION_PHASES, EventRecord, IncidentKind, Severity
 
-SURVIVED: Final = "survived"  # evidence: sentences on the transitions, and their seconds by phase
-SURVIVED_S: Final = "transition_seconds"
-WENT_ON: Final = "went_on_s"  # evidence: when the others had all gone on, by the clock of the one that reports
-PHASES: Final = ("members", "group", "state", "again")  # trainwarden.transition.step.Transition
+SURVIVED_S: Final = "transition_seconds"  # evidence: seconds of the transitions by phase
+MOST_SURVIVED: Final = 16  # transitions whose sentences are kept
 Role = Literal["root", "cascade", "stop"]
 
 
@@ -59,19 +58,19 @@ class Failure(msgspec.Struct):
         self.survived, self.survived_s, self.went_on_s = known.survived, known.survived_s, known.went_on_s
 
     def survive(self, event: EventRecord) -> None:
-        """Note a transition of the survivors; once this rank has joined, the failure is over, and is told once more."""
+        """Note a transition of the survivors; once this rank has joined, the failure is over and reported once more."""
         gone, joined = (_ranks(event.fields.get(name)) for name in ("gone", "joined"))
         if self.time_s >= event.time_s:  # who joined then has died since
             joined = set()
         if not self.renewed or self.rank not in gone | joined:
             return
-        self.survived.append(event.message)
+        self.survived = [*self.survived, event.message][-MOST_SURVIVED:]
         self.went_on_s = max(event.time_s, self.went_on_s or event.time_s)
-        for phase in PHASES:
+        for phase in TRANSITION_PHASES:
             if isinstance(spent_s := event.fields.get(f"{phase}_s"), int | float):
                 self.survived_s[phase] = round(self.survived_s.get(phase, 0.0) + spent_s, 4)
         if self.rank in joined:
-            self.over, self.reported, self.hold_s = True, self.role == "stop", 0.0  # a stop is told to nobody
+            self.over, self.reported, self.hold_s = True, self.role == "stop", 0.0  # a stop is not reported
 
 
 def _ranks(said: object) -> set[int]:

@@ -22,13 +22,13 @@ from trainwarden.detectors.facts.command import (
     last_cause,
 )
 from trainwarden.detectors.facts.exceptions import exception_rule, full_disk, interrupts, nearest_cause, text_of
-from trainwarden.detectors.facts.failure import WENT_ON, Failure, Role, one_was_killed
+from trainwarden.detectors.facts.failure import Failure, Role, one_was_killed
 from trainwarden.detectors.facts.given_up import GivenUp
 from trainwarden.detectors.facts.output import NEAR_S, Output
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.logs.device_lines import node_said
 from trainwarden.detectors.logs.rules import LogRules
-from trainwarden.detectors.protocol import abstain
+from trainwarden.detectors.protocol import WENT_ON, abstain
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 STOP_SIGNALS: Final = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})

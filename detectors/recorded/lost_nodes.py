@@ -27,6 +27,7 @@ INTERVALS: Final = 10.0  # of the slowest of the nodes, and three times the long
 SAMPLES: Final = 10
 OTHERS: Final = 2  # at least, that go on
 STEPS: Final = 2.0  # that ranks may still end without a node
+MIN_ENDS: Final = 3  # of steps, before which nobody knows how long one takes
 WAIT_STEPS: Final = 3.0  # usual steps that the others have waited for at least, as live ones do
 
 
@@ -154,12 +155,12 @@ def _event(job: RecordedJob, silence: _Silence, witness: str, time_s: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Beats:
-    """What a node's heartbeats say: steps finished by then, for how long it was in its step, whether its ranks wait."""
+    """What a node's heartbeats say: steps finished by then, when the newest ended, whether all of its ranks wait."""
 
     name: str
     times_s: Floats
     steps: npt.NDArray[np.int64]
-    in_step_s: Floats
+    ends_s: Floats
     waits: npt.NDArray[np.bool_]
 
     @classmethod
@@ -169,17 +170,29 @@ class _Beats:
         steps = np.array([max(one.steps) for one in beats], np.int64)
         ends_s = np.array([max((end for end in one.step_end_s if end is not None), default=np.nan) for one in beats])
         waits = np.array([bool(one.phases) and all(phase == "wait" for phase in one.phases) for one in beats], np.bool_)
-        return cls(name, times_s, steps, times_s - ends_s, waits)
+        return cls(name, times_s, steps, ends_s, waits)
 
     @property
     def gap_s(self) -> float:
+        """The longest time between two of them."""
         return float(np.diff(self.times_s).max(initial=0.0))
+
+    @property
+    def in_step_s(self) -> Floats:
+        """For how long the node was in its step; NaN before the first has ended."""
+        return self.times_s - self.ends_s
+
+    @property
+    def usual_s(self) -> float:
+        """How long a step usually takes; infinite while too few have ended."""
+        ends_s = np.unique(self.ends_s[~np.isnan(self.ends_s)])
+        return float(np.median(np.diff(ends_s))) if ends_s.size > MIN_ENDS else float("inf")
 
 
 def silent_node_events(
     job: RecordedJob, beats: Sequence[HeartbeatRecord], known: Iterable[EventRecord] = ()
 ) -> list[EventRecord]:
-    """Events of `job` for nodes whose heartbeats cease while all others wait, told once they waited long enough.
+    """Events of `job` for nodes whose heartbeats cease while the others wait, reported once they waited long enough.
 
     Parameters
     ----------
@@ -193,35 +206,35 @@ def silent_node_events(
         of_node.setdefault(beat.node, []).append(beat)
     nodes = [one for one in (_Beats.of(*item) for item in of_node.items()) if one.times_s.size >= SAMPLES]
     missed = [found for one in nodes if (found := _missed(one, [other for other in nodes if other is not one]))]
-    if 2 * len(missed) > len(nodes):
-        return []
     return [
-        _lost(job, node, known_s, waited_s, len(nodes) - 1)
+        _lost(job, node, known_s, waited_s)
         for node, known_s, waited_s in missed
         if not ended(job, events, min(float(node.times_s[-1]), known_s - waited_s) - node.gap_s, known_s)
     ]
 
 
 def _missed(node: _Beats, others: list[_Beats]) -> tuple[_Beats, float, float] | None:
-    """The node, with the time when all others had waited for it long enough, and for how long they had then."""
+    """The node, with the time when half of all nodes had waited for it long enough, and for how long they had then.
+
+    One that has long been in its step and does not wait may be whom they wait for.
+    """
     step, patience_s = int(node.steps[-1]), NodeConfig().node_silent_s + TIMES * node.gap_s
-    seen_s = float(np.nan_to_num(node.in_step_s[-1]))
+    enough_s = float(np.nan_to_num(node.in_step_s[-1])) + patience_s
     known_s, waited_s = [], []
     for other in others:
-        usual_s = float(np.median(np.diff(np.unique((other.times_s - other.in_step_s)[~np.isnan(other.in_step_s)]))))
         beside = (other.steps >= step) & (other.steps <= step + 1) & other.waits
-        long = np.flatnonzero(beside & (other.in_step_s > max(seen_s + patience_s, WAIT_STEPS * usual_s)))
-        if not long.size:
+        long = np.flatnonzero(beside & (other.in_step_s > max(enough_s, WAIT_STEPS * other.usual_s)))
+        if long.size:
+            known_s.append(float(other.times_s[long[0]]))
+            waited_s.append(float(other.in_step_s[long[0]]))
+        elif not other.in_step_s[-1] <= enough_s:
             return None
-        known_s.append(float(other.times_s[long[0]]))
-        waited_s.append(float(other.in_step_s[long[0]]))
-    return (node, max(known_s), max(waited_s)) if known_s else None
+    return (node, max(known_s), max(waited_s)) if known_s and 2 * len(known_s) > len(others) else None
 
 
-def _lost(job: RecordedJob, node: _Beats, known_s: float, waited_s: float, others: int) -> EventRecord:
+def _lost(job: RecordedJob, node: _Beats, known_s: float, waited_s: float) -> EventRecord:
     return EventRecord(
         id=f"heartbeat_lost/{node.name}/t{known_s * 1000:.0f}", job=job.name, node=node.name, time_s=known_s,
         kind="heartbeat_lost", fields={"since_s": known_s - waited_s},
-        message=f"no heartbeat of it any more, while the ranks of {others} other nodes wait in their step for "
-        f"{waited_s:.0f} s",
+        message=f"no heartbeat of it any more, while the ranks of other nodes wait in their step for {waited_s:.0f} s",
     )  # fmt: skip

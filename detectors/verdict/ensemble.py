@@ -18,7 +18,7 @@ import numpy as np
 
 from trainwarden.detectors.job.common_mode import quiet_median
 from trainwarden.detectors.job.window import Window, job_duration_s
-from trainwarden.detectors.protocol import PROVISIONAL_SHARE, PROVISIONAL_TOGETHER, Role
+from trainwarden.detectors.protocol import PROVISIONAL_SHARE, PROVISIONAL_TOGETHER, WENT_ON, Role
 from trainwarden.detectors.verdict.rule import EnsembleConfig
 from trainwarden.records import IncidentKind, Severity, Suspect, VerdictRecord, Vote
 
@@ -39,7 +39,6 @@ FAILURE_KINDS: Final = frozenset(
 )  # fmt: skip
 LINK_KINDS: Final = frozenset({"slow_link", "congestion"})
 HANG_KINDS: Final = frozenset({"hang", "collective_mismatch"})
-WENT_ON: Final = "went_on_s"  # evidence of a failure, as trainwarden.detectors.facts.failure has it
 CLOCKS_S: Final = 1.0  # of two nodes may differ by so much; a standstill is a hang after 2 s at least (`HangConfig`)
 SLOW_PHASES: Final = frozenset({"start", "restart", "exit", "ended"})
 MAX_SUSPECTS: Final = 16

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.detectors.job.window import Window
+from trainwarden.detectors.protocol import SURVIVED
 from trainwarden.detectors.verdict.causes import evidenced
 from trainwarden.detectors.verdict.ensemble import Candidate, family_of, versions_used
 from trainwarden.detectors.verdict.revisions import (
@@ -42,7 +43,6 @@ EVIDENCE_EVERY_S: Final = 2.0
 ENDING: Final = frozenset({"exit", "ended"})  # phases in which ranks end one after the other: nothing to plan for
 KEEP_CLOSED: Final = 200
 JOB_ENDED: Final = "the job has ended"
-SURVIVED: Final = "survived"  # evidence of a failure, as trainwarden.detectors.facts.failure has it
 ALL_GONE: Final = "all ranks have ended"
 UNDATED_S: Final = 60.0  # slowness that says of no time and is not seen for longer has ended
 GONE_S: Final = 7.0  # so long are new processes waited for; with what waits for them, a status after 10 s says so

@@ -69,7 +69,7 @@ def jobs(slow: bool) -> list[Job]:
     return [Job(f"{name}-{ranks}", command, ranks, loops) for loops in LOOPS for name, ranks, command in KINDS]
 
 
-class Told(NamedTuple):
+class Answer(NamedTuple):
     """What was said of a job: kind and ranks of each incident, and for how many steps it was watched."""
 
     number: int
@@ -85,7 +85,7 @@ class Told(NamedTuple):
         return {rank for kind, ranks in self.incidents if kind != "host_contention" for rank in ranks}
 
 
-def told(number: int, job: Job, folder: Path, keep: Path | None, packages: Path | None) -> Told:
+def answer_of(number: int, job: Job, folder: Path, keep: Path | None, packages: Path | None) -> Answer:
     """Watch one job beside its loops for as long as is due, and end it as a scheduler does."""
     folder.mkdir(parents=True)
     out = folder / "out.json"
@@ -119,7 +119,7 @@ def told(number: int, job: Job, folder: Path, keep: Path | None, packages: Path 
         (one["kind"], [by["rank"] for by in one["suspects"] if by["rank"] is not None])
         for one in made.get("incidents", [])
     ]
-    return Told(number, job.name, job.loops, job.slow, made.get("steps") or 0, found)
+    return Answer(number, job.name, job.loops, job.slow, made.get("steps") or 0, found)
 
 
 def main() -> int:
@@ -136,7 +136,7 @@ def main() -> int:
         for number, job in enumerate(jobs(args.which == "slow")):
             if args.only and number not in args.only:
                 continue
-            results.append(told(number, job, Path(folder) / str(number), args.keep, args.packages))
+            results.append(answer_of(number, job, Path(folder) / str(number), args.keep, args.packages))
             print(results[-1], flush=True)
             if args.kept:
                 with args.kept.open("a", encoding="utf-8") as file:

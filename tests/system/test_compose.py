@@ -84,7 +84,7 @@ def test_engine_and_agents_share_a_token_that_the_containers_own_words_make_read
     """The words that each container begins with are run, with other folders and the command shown alone."""
     services = project("compose.yaml")["services"]
     asked = tomllib.loads((DOCKER / "trainwarden.toml").read_text())["engine"]["launcher_settings"]
-    # A variable would go over the settings of whoever has another launcher.
+    # A variable would override the settings of those who have another launcher.
     assert not [name for name in services["engine"]["environment"] if "LAUNCHER" in name]
     assert asked["endpoint"] == "rendezvous:29402"
     assert f"--token-file={asked['token_file']}" in services["rendezvous"]["command"]

@@ -13,6 +13,7 @@ from trainwarden.records.base import (
     EVENT_NAME,
     MAX_LINE_CHARS,
     SCHEMA_VERSION,
+    TRANSITION_PHASES,
     ActionKind,
     EventKind,
     EventName,
@@ -38,7 +39,7 @@ from trainwarden.records.measured import (
 )
 
 __all__ = [
-    "EVENT_KINDS", "EVENT_NAME", "MAX_LINE_CHARS", "SCHEMA_VERSION",
+    "EVENT_KINDS", "EVENT_NAME", "MAX_LINE_CHARS", "SCHEMA_VERSION", "TRANSITION_PHASES",
     "ActionKind", "ActionRecord", "CollectivesRecord", "CommandRecord", "DeadLetter", "EventKind", "EventName",
     "EventRecord", "HeartbeatRecord", "IncidentKind", "IncidentRecord", "IterationRecord", "LogRecord", "MetricsRecord",
     "Outcome", "Phase", "Rank", "Ratio", "Record", "SamplingRecord", "Severity", "Signature", "SnapshotRecord",

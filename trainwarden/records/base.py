@@ -35,6 +35,8 @@ EventKind = Literal[
 EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
 EVENT_NAME = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*"  # held of what plug-ins declare; on the wire it costs half a decode
 EventName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+# What survivors of a lost rank spend time on (`trainwarden.transition.step.Transition`).
+TRANSITION_PHASES = ("members", "group", "state", "again")
 Phase = Literal["start", "compute", "wait", "checkpoint", "data", "evaluation", "exit", "compile"]
 
 

@@ -236,7 +236,7 @@ class _Play:
             )  # fmt: skip
 
     def _waits(self, ranks: list[int], step: int, in_step_s: float) -> Any:
-        """Who waits for the others by now: whoever has stopped does not."""
+        """Which of `ranks` wait for the others by now; one that has stopped does not."""
         waits = in_step_s > self.compute_s[step, ranks]
         if self.fault.stops and step == len(self.ends_s):
             waits &= np.array(ranks) != self.fleet.struck

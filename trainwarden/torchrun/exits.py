@@ -220,7 +220,7 @@ class Exits(logging.Handler):
             asked = self._requested or (self._killed and killed)
             self._dead.append(pid)
             renewed = code != 0 and self._is_renewed(pid, rank, ranks)
-            self._guard.wait_for(lambda: self._dead[0] == pid)  # the first that failed is told as that
+            self._guard.wait_for(lambda: self._dead[0] == pid)  # the first that failed is reported as such
             asked = asked or (self._failed and killed)
             end = Exit(rank, pid, at_s, code, name, asked and not renewed, renewed)
             ours = ranks is self._ranks and not renewed

@@ -51,7 +51,8 @@ def simulate(
     struck = f"{fault} of rank {fleet.struck} after {fleet.fault_at_s - fleet.start_s:g} s"
     voice.say(f"{ranks} ranks on {nodes}, {seconds:g} s, {'healthy' if fault == 'none' else struck}")
     if on_bus:
-        bus = connect(to, load(config).kafka)
+        settings = load(config)
+        bus = connect(to, settings.kafka, limit_bytes=settings.runs.bus_bytes)
         try:
             written = _played(fleet, bus)
         finally:
@@ -59,11 +60,11 @@ def simulate(
     else:
         written = write_recording(_Folder(fleet), fleet.job, _empty(Path(to)))  # type: ignore[arg-type]
     voice.say(f"{written} {'records sent to' if on_bus else 'rows, lines and records in'} {to}")
-    told = {"kind": fault, "rank": fleet.struck, "node": fleet.node_of(fleet.struck), "at_s": fleet.fault_at_s}
+    struck_by = {"kind": fault, "rank": fleet.struck, "node": fleet.node_of(fleet.struck), "at_s": fleet.fault_at_s}
     voice.answer(
         {
             "job": fleet.job, "ranks": ranks, "nodes": fleet.nodes, "seconds": seconds, "seed": seed, "to": to,
-            "written": written, "fault": None if fault == "none" else told,
+            "written": written, "fault": None if fault == "none" else struck_by,
         }
     )  # fmt: skip
     return 0

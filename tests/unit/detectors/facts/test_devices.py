@@ -15,7 +15,7 @@ BROKEN = {"link_down": ("nic_down", "link_up"), "device_lost": ("gpu_lost", "dev
 def restarted(kind: str, node: Callable[[int], str], *later: tuple[str, float]) -> IncidentRecord:
     """The newest word about a device of node0 that fails by `kind`; all ranks run on `node` after a restart.
 
-    Each of `later` is an event of the device, so many seconds after the restart.
+    Each of `later` is an event of the device with its seconds after the restart.
     """
     job = Job().run(20)
     at_s = job.end_s

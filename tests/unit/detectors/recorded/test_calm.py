@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainwarden.detectors.job_monitor import JobMonitor
-from trainwarden.detectors.recorded.calm import CUT_STEPS, FIRST, CalmStretches
 from trainwarden.detectors.recorded.facts import read_facts
-from trainwarden.detectors.recorded.replay import ReplayResult, replay
+from trainwarden.detectors.recorded.replay import CUT_STEPS, FIRST, CalmStretches, ReplayResult, replay
 from trainwarden.formats.reading import read_job
 from trainwarden.records import Record
 from trainwarden.settings import DetectionSettings

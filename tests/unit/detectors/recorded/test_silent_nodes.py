@@ -62,6 +62,36 @@ def test_a_node_whose_part_of_the_recording_is_another_is_not(fault: str, change
     assert silent_node_events(JOB, beats(fault, change)) == []
 
 
+def test_to_wait_for_most_of_a_long_step_is_no_sign() -> None:
+    """The recording of one node ends earlier in a step of a minute."""
+    found = [
+        HeartbeatRecord(
+            job="j", node=node, time_s=at_s, ranks=(rank,), steps=(int(at_s // 60),), step_end_s=(at_s // 60 * 60.0,),
+            phases=("wait" if at_s % 60 > 30.0 else "compute",),
+        )
+        for rank, (node, until_s) in enumerate({"a": 595.0, "b": 550.0}.items())
+        for at_s in map(float, range(1, int(until_s)))
+    ]  # fmt: skip
+    assert silent_node_events(JOB, found) == []
+
+
+def test_two_of_four_nodes_that_cease_together_are_both_lost() -> None:
+    left = [one for one in beats("node-lost", ranks=32) if one.node != "node-2" or one.time_s < 20.0]
+    assert {event.node for event in silent_node_events(JOB, left)} == {"node-1", "node-2"}
+
+
+def test_who_ceases_while_one_that_hangs_is_waited_for_is_not() -> None:
+    left = [one for one in beats("hang", ranks=32) if one.node != "node-0" or one.time_s < 45.0]
+    assert silent_node_events(JOB, left) == []
+
+
+def test_others_that_evaluate_for_long_are_no_witnesses() -> None:
+    def change(one: HeartbeatRecord) -> HeartbeatRecord:
+        return msgspec.structs.replace(one, phases=("evaluation",) * len(one.ranks)) if one.time_s > 20.0 else one
+
+    assert silent_node_events(JOB, beats("node-lost", change)) == []
+
+
 def test_a_node_whose_processes_ended_is_not_and_where_most_are_silent_none_is() -> None:
     end = EventRecord(id="e", job="simulated", node="node-1", time_s=20.0, kind="process_exit", rank=9)
     assert silent_node_events(JOB, beats("node-lost"), [end]) == []
