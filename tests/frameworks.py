@@ -38,7 +38,7 @@ PATIENCE_S = 900.0  # DeepSpeed's first run compiles for minutes
 HEAD = """# Frameworks
 
 Which frameworks does the hook understand without a change to the job? `python -m tests.frameworks --packages DIR` runs
-them and writes this page; its docstring says how DIR is made. Every job is a small model on {ranks} ranks, CPU and gloo:
+them and writes this page; its docstring says how DIR is made. Each job is a small model on {ranks} ranks, CPU and gloo:
 {steps} optimizer steps of {micro} micro-batches (one for fully_shard), with a checkpoint, and an evaluation where the
 framework has one, after every {pause} steps. The times show that steps are split, not how fast a framework is: they are
 of one run on a shared machine of two cores. Two figures in a cell are one for each rank. None ran on an accelerator.
