@@ -37,17 +37,14 @@ AFTER_CHECKPOINTS: Final = range(PAUSE_EVERY, STEPS, PAUSE_EVERY)
 PATIENCE_S = 900.0  # DeepSpeed's first run compiles for minutes
 HEAD = """# Frameworks
 
-What the hook sees in each, without a change to the job. `python -m tests.frameworks --packages DIR` runs them and
-writes this page; its own text tells how DIR is made. Every job is a little model on {ranks} ranks, CPU and gloo:
+Which frameworks does the hook understand without a change to the job? `python -m tests.frameworks --packages DIR` runs
+them and writes this page; its docstring says how DIR is made. Each job is a small model on {ranks} ranks, CPU and gloo:
 {steps} optimizer steps of {micro} micro-batches (one for fully_shard), with a checkpoint, and an evaluation where the
-framework makes one, after every {pause} steps. Figures are of one run on a shared machine of two cores: they tell that
-there is a split, not how fast a framework is. Cells with two figures have one for each rank.
+framework has one, after every {pause} steps. The times show that steps are split, not how fast a framework is: they are
+of one run on a shared machine of two cores. Two figures in a cell are one for each rank. None ran on an accelerator.
 
-"Nothing" is missing where all of this holds: every step of every rank once and in order, the number of micro-batches,
-waits, and checkpoints that show as pauses. Nothing here ran on an accelerator.
-
-DeepSpeed compiles an operator for CPUs in its first run, and again where its folder is another: minutes here, with
-the hook and without, and cut short it begins anew.
+"Nothing" is missing if every step of every rank is seen once and in order, with its micro-batches, waits, and
+checkpoints as pauses. DeepSpeed compiles an operator for CPUs in its first run in a folder, which takes minutes.
 
 | {columns} |
 |{rules}
