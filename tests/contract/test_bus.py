@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections import defaultdict
+from typing import Any
 
 import msgspec
 import pytest
@@ -460,17 +461,36 @@ def test_a_member_that_was_put_out_sees_its_loss_though_the_same_partitions_come
         assert "owns 0" in worker.lines[before:]
 
 
+class LateAnswers:
+    """The producer's clock: its pauses last until all that was sent is answered, so that it sees each refusal late."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+
+    def sleep(self, _: float) -> None:
+        futures = [one.future for one in self._producer._pending if one.future is not None]
+        wait_until(lambda: all(one.is_done for one in futures), "answers")
+
+
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     "engine", [pytest.param("kafka", marks=[pytest.mark.system, pytest.mark.kafka])], indirect=True
 )
-def test_a_record_that_its_topic_refuses_for_good_is_named_and_takes_no_other_with_it(engine: Engine) -> None:
+def test_a_record_that_its_topic_refuses_for_good_is_named_and_takes_no_other_with_it(
+    engine: Engine, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The broker refuses a whole batch; the embedded bus has no limit but that of `publish`."""
     admin = KafkaAdminClient(bootstrap_servers=[engine.place])
     limit = {"max.message.bytes": "8000"}
     made = {"num_partitions": PARTITIONS, "replication_factor": 1, "configs": limit}
     admin.create_topics({engine.prefix + EVENTS.name: made})
     admin.close()
-    bus = engine.open()
+    bus: Any = engine.open()
+    if late:
+        monkeypatch.setattr(bus._producer, "_wait", lambda _: None)
+        monkeypatch.setattr("trainwarden.bus.kafka.producer.time", LateAnswers(bus._producer))
     for number in range(40):
         bus.publish(EVENTS, "a", event("a", number, os.urandom(20_000 if number == 7 else 100).hex()))
     named: list[bytes] = []

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.bus_harness import DEADLINE_S, wait_until
+from tests.contract.bus_harness import DEADLINE_S, event, ids, joined, poll_until, wait_until
 from tests.memory_launcher import MemoryLauncher
 from tests.places import ROOT
 from tests.servers.kafka import KafkaBroker
@@ -31,7 +31,7 @@ from trainwarden.records import ActionRecord, IncidentRecord
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import EngineSettings
-from trainwarden.topics import ACTIONS, COMMANDS, INCIDENTS
+from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, INCIDENTS
 
 pytestmark = [
     pytest.mark.system,
@@ -198,6 +198,25 @@ def test_an_engine_that_wakes_after_another_took_over_does_nothing_twice_and_obe
     started = Counter(one.id for one in stage.actions() if one.outcome == "started")
     assert set(started.values()) == {1}
     assert launcher.phase == "failed", "the stop holds"
+
+
+def test_while_no_heartbeat_is_answered_nothing_is_handed_out(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a stop: what the broker had sent by then lies in the socket, and the group has put the member out."""
+    bus = bus_of(kafka_broker.server, f"t{uuid.uuid4().hex[:8]}.")
+    for number in range(3):
+        bus.publish(EVENTS, "k", event("k", number))
+    bus.flush()
+    consumer: Any = joined(bus.consumer([EVENTS], "g"))
+    said = consumer.poll(DEADLINE_S, max_records=1)
+    heartbeat = consumer._consumer._coordinator.heartbeat
+    monkeypatch.setattr(heartbeat, "received_heartbeat", lambda: None)
+    heartbeat.last_receive = consumer._joined_s = float("-inf")
+    assert consumer.poll(0.5) == []
+    monkeypatch.undo()
+    assert ids(said + poll_until(consumer, 2)) == ["k/0", "k/1", "k/2"]
+    bus.close()
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class GroupConsumer:
         self._barred: dict[str, float] = {}  # topics that may not be read, until when they are left alone
         self._hidden: frozenset[TopicPartition] = frozenset()  # partitions of which not even offsets are told
         self._lives: dict[str, Any] = {}  # the cluster's own id of each topic, another one once it is made again
-        self._heard_s = time.monotonic()
+        self._heard_s = self._joined_s = time.monotonic()
         self.closed = False
         self._names = [clients.topic_name(topic) for topic in topics]
         self._compact = frozenset(clients.topic_name(topic) for topic in topics if topic.compact)
@@ -138,7 +138,7 @@ class GroupConsumer:
             while True:
                 left_s = max(0.0, deadline_s - time.monotonic())
                 # Also with records at hand: the library answers a rebalance, which waits for this member, in its poll.
-                at_hand = bool(self._buffers) and not self._held_back()
+                at_hand = bool(self._buffers) and not self._held_back() and not self._is_unheard()
                 self._fetch(0.0 if at_hand else min(left_s, _SLICE_S))
                 if self._listener.changes != self._seen_changes or self._shows_loss:
                     lost = self._listener.lost or (not self._shows_loss and self._comes_back())
@@ -373,6 +373,14 @@ class GroupConsumer:
         fields = {"topic": topic, "partition": number, "records": first - start}
         log.warning("records were removed before they were read", extra={"fields": fields})
 
+    def _is_unheard(self) -> bool:
+        """Whether no heartbeat was answered for a session's time: what is at hand may be another member's by now.
+
+        A process that stood still finds records that came meanwhile before it learns that it was put out.
+        """
+        heard_s = max(self._consumer._coordinator.heartbeat.last_receive, self._joined_s)
+        return bool(time.monotonic() - heard_s > self._clients.config.session_timeout_s)
+
     def _held_back(self) -> bool:
         """Whether some partition is known to hold records that may be older than those at hand."""
         now_s = time.monotonic()
@@ -434,7 +442,7 @@ class GroupConsumer:
         if not self._shows_loss:
             self._followed = assigned
         self._begin_merge()
-        self._seen_changes = changes
+        self._seen_changes, self._joined_s = changes, time.monotonic()
 
     def _starts(self, assigned: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the group goes on in each of its partitions; without a commit, where it begins."""
@@ -456,7 +464,7 @@ class GroupConsumer:
 
     def _decoded(self, max_records: int) -> list[Message]:
         messages: list[Message] = []
-        if self._held_back():
+        if self._held_back() or self._is_unheard():
             return messages
         while len(messages) < max_records and (head := self._buffers.peek()) is not None:
             partition, raw = head

@@ -188,6 +188,8 @@ class OrderedProducer:
                 self._drop_producer()
                 for record in self._pending:
                     if record.future is not None and not record.future.succeeded():
+                        # Refused since `_settle` looked: sent again in the same batch, it would be so for ever.
+                        record.alone = record.alone or isinstance(record.future.exception, _FOR_GOOD)
                         record.future = None
             if self._producer is None:
                 self._producer = self._new_producer()
