@@ -109,11 +109,13 @@ class Zombie:
             command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
         )
         self.said: list[int] = []
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listens = threading.Thread(target=self._listen)
+        self._listens.start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        self.said.extend(int(line) for line in self.process.stdout)
+        with self.process.stdout as said:
+            self.said.extend(int(line) for line in said)
 
     def stopped(self) -> bool:
         return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
@@ -121,6 +123,7 @@ class Zombie:
     def end(self) -> None:
         self.process.kill()
         self.process.wait(DEADLINE_S)
+        self._listens.join(DEADLINE_S)
 
 
 class Stage:
