@@ -17,11 +17,11 @@ import uvicorn
 
 from tests.servers.certificates import Authority
 from tests.unit.dashboards.web.test_tls import app
-from trainwarden.dashboards.web import listening as module
 from trainwarden.dashboards.web.guard import Guard
-from trainwarden.dashboards.web.listening import Limits, Sparing, places
 from trainwarden.dashboards.web.server import _how, listen_at
+from trainwarden.metrics_http import listening as module
 from trainwarden.metrics_http.access import Person, Tokens, digest_of
+from trainwarden.metrics_http.listening import Limits, Sparing, places
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import ServeSettings
 
@@ -87,7 +87,7 @@ def test_before_a_handshake_as_well(tmp_path: Path) -> None:
 def test_where_no_descriptor_is_left_a_stranger_goes_and_asyncio_is_told_once_a_second() -> None:
     with ExitStack() as stack:
         pair = [stack.enter_context(one) for one in socket.socketpair()]
-        limits = Limits(4)
+        limits = Limits(4, 2, 4)
         limits.enter(pair[0], "10.0.0.1", 0.0)
         assert limits.makes_room(0.0)
         assert pair[1].recv(1) == b""
