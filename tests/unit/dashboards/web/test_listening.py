@@ -17,6 +17,7 @@ import uvicorn
 
 from tests.servers.certificates import Authority
 from tests.unit.dashboards.web.test_tls import app
+from trainwarden.dashboards.web import server
 from trainwarden.dashboards.web.guard import Guard
 from trainwarden.dashboards.web.server import _how, listen_at
 from trainwarden.metrics_http import listening as module
@@ -41,9 +42,9 @@ class Site:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listening]}, daemon=True)
         self._thread.start()
 
-    def strangers(self, stack: ExitStack) -> None:
-        for _ in range(5 * PLACES):
-            stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=60.0))
+    def strangers(self, stack: ExitStack) -> list[socket.socket]:
+        address = ("127.0.0.1", self.port)
+        return [stack.enter_context(socket.create_connection(address, timeout=20.0)) for _ in range(5 * PLACES)]
 
     def close(self) -> None:
         self._server.should_exit = True
@@ -72,6 +73,14 @@ def test_idle_connections_beyond_the_places_shut_nobody_out(site: Site) -> None:
         site.strangers(stack)
         assert asked(connection) == 200
         assert connection.sock is kept
+
+
+def test_the_first_who_are_silent_are_hung_up_on_for_the_next(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not after their time: until then they would hold a descriptor each."""
+    for limit in ("HEAD_S", "WHOLE_S"):
+        monkeypatch.setattr(server, limit, 3600.0)
+    with ExitStack() as stack:
+        assert [one.recv(1) for one in site.strangers(stack)[:PLACES]] == [b""] * PLACES
 
 
 def test_before_a_handshake_as_well(tmp_path: Path) -> None:
