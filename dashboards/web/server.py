@@ -28,9 +28,9 @@ from trainwarden.dashboards.page.lines import metrics_of_bus, of_bus
 from trainwarden.dashboards.page.pages import Pages
 from trainwarden.dashboards.web.app import Parts, build
 from trainwarden.dashboards.web.hooks import HookSecrets
-from trainwarden.dashboards.web.listening import BACKLOG, Listening, Sparing
 from trainwarden.errors import ConfigError, WardenError
 from trainwarden.metrics_http.access import Person, Tokens, digest_of
+from trainwarden.metrics_http.listening import BACKLOG, Listening, Sparing
 from trainwarden.metrics_http.tls import ServerContext, server_context
 from trainwarden.network.host_port import host_and_port
 from trainwarden.protocols import Bus
@@ -221,13 +221,10 @@ def listen_at(address: str) -> Listening:
     """
     host, port = host_and_port(address, "serve.listen", least_port=0)
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = Listening(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
+        listening = Listening.at(host, port)
     except (OSError, UnicodeError) as error:
         said = getattr(error, "strerror", None) or error
         raise ConfigError(f"serve.listen: {address} cannot be listened on ({said})") from error
-    # asyncio sets it on sockets of its own making alone; without it each answer waits 40 ms for the asker's system.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # An answer that nobody takes is held in memory; the system gives such connections up where it is told to.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1_000))
     return listening

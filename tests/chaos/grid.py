@@ -46,6 +46,7 @@ class GridNode:
     def boot(self) -> None:
         self.lives += 1
         self.on, self.service = True, None
+        self.told: set[tuple[str, ...]] = set()  # whom it knows to have taken part in rounds
         shape = self.grid.shape
         self.agent = Agent(
             self.name, f"{self.name}/{self.lives}", shape.least, shape.most, ranks=1, failures=1000, grow="now"
@@ -87,6 +88,7 @@ class GridNode:
             return
         before = len(self.agent.rounds)
         self.agent.obey(self.service)
+        self.told.add(tuple(seat.life for seat in self.service.memory.roster))
         if len(self.agent.rounds) > before:
             self.grid.begins(self, self.service.memory)
 
@@ -105,6 +107,7 @@ class Grid:
         self.down_since_s: float | None = None
         self.step = self.anew = 0  # `anew`: how often rounds were numbered from the beginning
         self.rosters: dict[int, tuple[str, ...]] = {}
+        self.blind: dict[int, tuple[str, ...]] = {}  # rounds of torchruns that cannot know of those that still train
         self.services = [JobTable("j", LOST_AFTER_S, now_s) for _ in range(2)]
         self.words = Words(self, random)
         self.machines = [GridNode(number, self) for number in range(nodes)]
@@ -132,6 +135,7 @@ class Grid:
         for one in on:
             one.obey()
         self.words.tick()
+        self._settle()
         whole = self._whole()
         self.history.steps += [(self.anew, number) for number in whole]
         if whole:
@@ -147,13 +151,37 @@ class Grid:
         newest = max(self.rosters, default=0)
         if memory.round <= newest and self.rosters.get(memory.round) != lives:
             # A service that knows nothing numbers rounds anew where too few agents are left that could tell it.
-            still = {one.agent.life for one in self.machines if one.runs == newest} & set(self.rosters[newest])
-            if 2 * len(still) > len(self.rosters[newest]):
-                self.history.aside.append(f"round {memory.round} began with {lives}, and {newest} still ran")
-            self.anew += 1
-            self.rosters.clear()
+            if self._trains_on(newest):
+                if knew := self._who_knows(node, newest):
+                    said = f"round {memory.round} began with {lives}, and {newest} still ran, as {knew} knew"
+                    self.history.aside.append(said)
+                self.blind[memory.round] = lives
+                return
+            self._number_anew()
         self.rosters[memory.round] = lives
         self.words.check(memory)
+
+    def _trains_on(self, number: int) -> bool:
+        """Whether more than half of the torchruns of round `number` run it."""
+        still = {one.agent.life for one in self.machines if one.runs == number} & set(self.rosters[number])
+        return 2 * len(still) > len(self.rosters[number])
+
+    def _who_knows(self, node: GridNode, number: int) -> list[str]:
+        """Who of those that the service of `node` hears has been told of round `number`."""
+        heard = [one for one in self.machines if one.on and one.service is node.service]
+        return [one.agent.life for one in heard if self.rosters[number] in one.told]
+
+    def _settle(self) -> None:
+        """Whoever began without knowing gives way when the others are back, or is the job when they have ended."""
+        if self.blind and not self._trains_on(max(self.rosters)):
+            self._number_anew()
+        runs = {(one.agent.life, one.runs) for one in self.machines}
+        self.blind = {number: lives for number, lives in self.blind.items() if {(one, number) for one in lives} & runs}
+
+    def _number_anew(self) -> None:
+        self.anew += 1
+        self.rosters = dict(self.blind)
+        self.blind.clear()
 
     def _whole(self) -> list[int]:
         """Rounds of which every rank runs."""

@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.grid import Grid, Shape
 from tests.chaos.history import History, Limits, attempts_mixed
+from trainwarden.actions.launchers.torchrun.messages import Memory
 from trainwarden.actions.launchers.torchrun.table import JobTable
 
 AFTER_S = 90
@@ -48,3 +49,30 @@ def train_in_halves(seed: int, shape: Shape, monkeypatch: pytest.MonkeyPatch) ->
         assert {one.name for one in grid.machines if one.runs} <= {one.name for one in half}, "it trains twice"
     assert attempts_mixed(grid.history) == []
     assert grid._whole() == before, "those that train go on"
+
+
+@pytest.mark.parametrize("are_told", [False, True])
+def test_who_begins_beside_a_round_that_runs_is_blamed_if_anybody_there_knew(
+    are_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = Grid("g", Random(0), History(0, Limits(1, 1, 1.0)), 1000.0, Shape(2, 2))
+    grid.calm = True
+    for _ in range(10):
+        grid.tick(grid.now_s + 1.0)
+    half = [one for one in grid.machines if one.runs]
+    spares = [one for one in grid.machines if one not in half]
+    assert len(half) == len(spares) == 2
+    for one in half:
+        one.cut_until_s = grid.now_s + 30.0
+    grid.restart(0, 0.0)
+    for one in spares[are_told:]:
+        one.kill()
+        one.boot()
+    if are_told:
+        monkeypatch.setattr(JobTable, "majority", lambda self, now_s: True)
+        monkeypatch.setattr(Memory, "newer_than", (0, 0))  # no service learns from an agent
+    for _ in range(60):
+        grid.tick(grid.now_s + 1.0)
+    assert bool(attempts_mixed(grid.history)) == are_told
+    if not are_told:
+        assert [one for one in grid.machines if one.runs] == half

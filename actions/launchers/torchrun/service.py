@@ -1,7 +1,7 @@
 """The rendezvous service: agents hold a connection each, over which both sides send one JSON object a line.
 
 It decides by `table` and keeps nothing on disk. Whoever has not yet shown the token is a stranger: of those few are
-heard at once, for a moment, and agents that are connected notice nothing of them.
+heard at once, fewer of one address, for a moment, and agents that are connected notice nothing of them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from trainwarden.actions.launchers.torchrun.table import JobTable
 from trainwarden.clock import Clock
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.access import Person, Tokens
+from trainwarden.metrics_http.listening import Listening
 from trainwarden.metrics_http.tls import PeerTls
 from trainwarden.network.host_port import host_and_port
 
@@ -46,7 +47,7 @@ log = logging.getLogger("trainwarden.rendezvous")
 LOST_AFTER_S: Final = 2.0
 FIRST_S: Final = 2.0  # for a handshake, and for the first line
 TICK_S: Final = 0.1
-MOST_STRANGERS: Final = 64
+AT_ONCE: Final = 64  # strangers of one address
 MOST_JOBS: Final = 1000
 _UNREAD_BYTES: Final = 4 * MAX_BYTES  # an agent that reads nothing is hung up on
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -130,7 +131,7 @@ class RendezvousService:
         self._tables: dict[str, JobTable] = {}
         self._lines: dict[str, dict[str, _Line]] = {}  # by job and life
         self._rings: dict[str, Rings] = {}
-        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        self._listening: Listening | None = None
         self._peers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
         self._logged: dict[str, tuple[int, int, int | None]] = {}
         self._broken: dict[str, tuple[str, int]] = {}  # by job: why its last such turn broke, and how many have
@@ -154,8 +155,10 @@ class RendezvousService:
     async def _run(self, stop: Callable[[], bool], ready: Callable[[str], None]) -> None:
         more = {} if self._tls is None else {"ssl_handshake_timeout": FIRST_S}
         try:
+            self._listening = Listening.at(self._host, self._port)
+            self._listening.limit(of_one=AT_ONCE, known=MOST_JOBS * MOST_NODES)
             server = await asyncio.start_server(
-                self._connected, self._host, self._port, limit=MAX_BYTES, ssl=self._tls, backlog=512, **more
+                self._connected, sock=self._listening, limit=MAX_BYTES, ssl=self._tls, backlog=512, **more
             )
         except (OSError, UnicodeError) as error:
             said = getattr(error, "strerror", None) or error
@@ -224,13 +227,11 @@ class RendezvousService:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._peers[task], self._strangers[writer] = writer, None
-        if len(self._strangers) > MOST_STRANGERS:
-            next(iter(self._strangers)).transport.abort()  # the one that has been silent for longest
+        self._peers[task] = writer
         try:
             async with asyncio.timeout(FIRST_S):
                 first = FIRST.decode(await reader.readline())
-            self._strangers.pop(writer, None)
+            self._tell_known(first, writer)
             if isinstance(first, Question):
                 writer.write(ENCODE(self._answer(first)) + b"\n")
                 await writer.drain()
@@ -242,7 +243,6 @@ class RendezvousService:
         except (OSError, EOFError, ValueError, RecursionError, TimeoutError) as error:
             log.debug("connection ended", extra={"fields": {"error": str(error)[:200]}})
         finally:
-            self._strangers.pop(writer, None)
             self._peers.pop(task, None)
             writer.close()
 
@@ -287,6 +287,15 @@ class RendezvousService:
         table = self._tables.get(hello.job)
         return None if table is None else table.misfit(hello, self._clock.monotonic_s())
 
+    def _tell_known(self, first: Hello | Question, writer: asyncio.StreamWriter) -> None:
+        """Whoever has shown a token takes no place of the strangers."""
+        is_known = self._is_own(first.token) or (isinstance(first, Question) and self._who(first.token) is not None)
+        if is_known and self._listening is not None:
+            self._listening.known(writer.get_extra_info("socket").fileno())
+
+    def _who(self, token: str) -> Person | None:
+        return _WHO if self._is_own(token) else self._people and self._people.who(token)
+
     def _is_own(self, token: str) -> bool:
         said = token.encode("utf-8", "surrogatepass")
         return self._token is None or hmac.compare_digest(said, self._token.encode())
@@ -312,8 +321,8 @@ class RendezvousService:
 
     def _answer(self, question: Question) -> Reply | Refused:
         """What a person or an engine is told."""
-        who = _WHO if self._is_own(question.token) else self._people and self._people.who(question.token)
-        if not who:
+        who = self._who(question.token)
+        if who is None:
             return Refused("the token is not the one that is wanted here")
         ask = question.ask
         if not who.may("act" if isinstance(ask, Submit) else "observe"):

@@ -7,7 +7,7 @@ then never begin a round each. Agents carry what was decided (`words.Memory`); t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -62,6 +62,7 @@ class JobTable:
 
     def _reset(self, lost_after_s: float, now_s: float) -> None:
         self.memory = Memory()
+        self._lives_of: tuple[tuple[Seat, ...], Set[str]] = self.memory.roster, frozenset()
         self.least = self.most = 1
         self.weight: float | None = None
         self.members = Members(lost_after_s, now_s)
@@ -138,8 +139,17 @@ class JobTable:
             place = next((number for number, seat in enumerate(memory.roster) if seat.life == life), None)
             if place is not None:
                 begin = self._begin(place)
-        stop = 0 < beat.at < memory.target and not beat.waits and not beat.finished
+        # Two services that knew nothing of each other may have numbered two rounds alike: one of them gives way.
+        is_apart = beat.at == memory.round and life not in self._lives
+        stop = (0 < beat.at < memory.target or (beat.at > 0 and is_apart)) and not (beat.waits or beat.finished)
         return Word(begin=begin, stop=stop, why=memory.reason if stop else "", save=self._asked_to_save)
+
+    @property
+    def _lives(self) -> Set[str]:
+        """Who has a seat; asked for each agent, so it is kept."""
+        if self._lives_of[0] is not self.memory.roster:
+            self._lives_of = self.memory.roster, {seat.life for seat in self.memory.roster}
+        return self._lives_of[1]
 
     @property
     def _asked_to_save(self) -> str | None:

@@ -11,8 +11,6 @@ What a service is asked and what it answers, one JSON object each: the types of 
 from __future__ import annotations
 
 import http.client
-import io
-import socket
 import threading
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -24,6 +22,7 @@ from trainwarden.actions.launchers.breakers import Breakers
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
 from trainwarden.launching import Capabilities, LauncherState, Operation, OperationId, Report, refusal, refused
+from trainwarden.network.in_time import AnswerInTime
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
 from trainwarden.signing import SIGNATURE_HEADER, STAMP_HEADER, read_secret, signed_headers
@@ -174,7 +173,9 @@ class Exchange:
         try:
             connection.connect()
             deadline_s = self._clock.monotonic_s() + self._timeout_s
-            connection.response_class = lambda sock, **more: _InTime(sock, deadline_s, self._clock, **more)  # type: ignore[assignment]
+            connection.response_class = lambda sock, **more: AnswerInTime(
+                sock, deadline_s, self._clock.monotonic_s, **more
+            )  # type: ignore[assignment]
             connection.request("POST", self._target, body, sent)
             response = connection.getresponse()
             said = response.read(MAX_ANSWER_BYTES + 1)
@@ -187,37 +188,6 @@ class Exchange:
             raise LauncherUnavailable(f"{self.host} cannot be asked ({str(error) or type(error).__name__})") from error
         finally:
             connection.close()
-
-
-class _InTime(http.client.HTTPResponse):
-    """Read until the deadline and no longer: a limit for each byte would let an answer drip for ever."""
-
-    def __init__(self, sock: socket.socket, deadline_s: float, clock: Clock, **more: object) -> None:
-        super().__init__(sock, **more)  # type: ignore[arg-type]
-        self.fp.close()
-        self.fp = io.BufferedReader(_Pieces(sock, deadline_s, clock))
-
-
-class _Pieces(io.RawIOBase):
-    """The socket's own file: it keeps the socket open when the connection lets go of it before the answer is read."""
-
-    def __init__(self, sock: socket.socket, deadline_s: float, clock: Clock) -> None:
-        self._sock, self._deadline_s, self._clock = sock, deadline_s, clock
-        self._file = sock.makefile("rb", buffering=0)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
-        left_s = self._deadline_s - self._clock.monotonic_s()
-        if left_s <= 0.0:
-            raise TimeoutError
-        self._sock.settimeout(left_s)
-        return self._file.readinto(buffer)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 _MAX_SAID_CHARS: Final = 300

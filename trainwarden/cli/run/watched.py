@@ -29,24 +29,23 @@ from trainwarden.torchrun.signals import foreign_signals, held_back
 SETTLED_S: Final = 0.05  # a signal to all processes of a group or a cgroup is with each of them after so long
 ANSWER_S: Final = 2.0  # that the relay may take, on a machine with more work than processors
 _END_S: Final = 3.0 * LAST_OUTPUT_S
+_BEGUN: Final = b"\0"  # among numbers of signals: the command is there
 
 
 class PassedOn:
     """Signals to this process, given to the command from a thread of its own, whatever else holds us up.
 
-    Until there is a command they wait; those that ask to end are its first then.
+    Until there is a command they wait; those that ask to end are its first then. The relay is older than the command:
+    what it had heard by then says nothing about what the command has.
     """
 
     def __init__(self) -> None:
         self._stops = {int(number) for number in stop_signals() if signal.getsignal(number) is not signal.SIG_IGN}
         self._source, self._wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
-        self._lock = threading.Lock()
-        self._early: list[int] = []
         self._stopped: list[int] = []
         self._stopped_by: Callable[[int], None] | None = None
-        self._output: JobOutput | None = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._job: tuple[subprocess.Popen[bytes], JobOutput] | None = None
         numbers = (*self._stops, *foreign_signals())
         self._before = {number: signal.signal(number, self._come) for number in numbers}
         self._wakeup_before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
@@ -69,11 +68,8 @@ class PassedOn:
         self._stopped_by = stopped_by
         for number in self._stopped:
             stopped_by(number)
-        with self._lock:
-            self._child, self._output = child, output
-            for number in self._early:
-                if number in self._stops:
-                    child.send_signal(number)
+        self._job = child, output
+        os.write(self._wakeup, _BEGUN)
 
     def _come(self, number: int, _frame: object) -> None:
         if number in self._stops:
@@ -82,20 +78,30 @@ class PassedOn:
                 self._stopped_by(number)
 
     def _run(self) -> None:
+        early, begun = b"", b""
         while come := os.read(self._source, 1):
             time.sleep(SETTLED_S)
             come += _at_once(self._source)
-            for number in dict.fromkeys(come):
-                if number in self._before:
-                    self._pass(number)
+            if not begun:
+                before, begun, come = come.partition(_BEGUN)
+                early += before
+                if begun:
+                    self._pass(early, are_first=True)
+            self._pass(come)
         os.close(self._source)
 
-    def _pass(self, number: int) -> None:
-        with self._lock:
-            if self._child is None or self._output is None:
-                self._early.append(number)
-            elif self._child.poll() is None and not self._output.has_come_there(number):
-                self._child.send_signal(number)
+    def _pass(self, numbers: bytes, *, are_first: bool = False) -> None:
+        if self._job is None:
+            return
+        child, output = self._job
+        for number in dict.fromkeys(numbers):
+            if number not in (self._stops if are_first else self._before) or child.poll() is not None:
+                continue
+            if are_first:
+                child.send_signal(number)
+                output.has_come_there(number)  # and is forgotten there
+            elif not output.has_come_there(number):
+                child.send_signal(number)
 
 
 def _at_once(source: int) -> bytes:

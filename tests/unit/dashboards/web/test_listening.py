@@ -17,11 +17,12 @@ import uvicorn
 
 from tests.servers.certificates import Authority
 from tests.unit.dashboards.web.test_tls import app
-from trainwarden.dashboards.web import listening as module
+from trainwarden.dashboards.web import server
 from trainwarden.dashboards.web.guard import Guard
-from trainwarden.dashboards.web.listening import Limits, Sparing, places
 from trainwarden.dashboards.web.server import _how, listen_at
+from trainwarden.metrics_http import listening as module
 from trainwarden.metrics_http.access import Person, Tokens, digest_of
+from trainwarden.metrics_http.listening import Limits, Sparing, places
 from trainwarden.self_metrics import SelfMetrics
 from trainwarden.settings import ServeSettings
 
@@ -41,9 +42,9 @@ class Site:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listening]}, daemon=True)
         self._thread.start()
 
-    def strangers(self, stack: ExitStack) -> None:
-        for _ in range(5 * PLACES):
-            stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=60.0))
+    def strangers(self, stack: ExitStack) -> list[socket.socket]:
+        address = ("127.0.0.1", self.port)
+        return [stack.enter_context(socket.create_connection(address, timeout=20.0)) for _ in range(5 * PLACES)]
 
     def close(self) -> None:
         self._server.should_exit = True
@@ -74,6 +75,14 @@ def test_idle_connections_beyond_the_places_shut_nobody_out(site: Site) -> None:
         assert connection.sock is kept
 
 
+def test_the_first_who_are_silent_are_hung_up_on_for_the_next(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not after their time: until then they would hold a descriptor each."""
+    for limit in ("HEAD_S", "WHOLE_S"):
+        monkeypatch.setattr(server, limit, 3600.0)
+    with ExitStack() as stack:
+        assert [one.recv(1) for one in site.strangers(stack)[:PLACES]] == [b""] * PLACES
+
+
 def test_before_a_handshake_as_well(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("server", "127.0.0.1")
@@ -87,7 +96,7 @@ def test_before_a_handshake_as_well(tmp_path: Path) -> None:
 def test_where_no_descriptor_is_left_a_stranger_goes_and_asyncio_is_told_once_a_second() -> None:
     with ExitStack() as stack:
         pair = [stack.enter_context(one) for one in socket.socketpair()]
-        limits = Limits(4)
+        limits = Limits(4, 2, 4)
         limits.enter(pair[0], "10.0.0.1", 0.0)
         assert limits.makes_room(0.0)
         assert pair[1].recv(1) == b""

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.servers.certificates import Authority
-from trainwarden.actions.launchers.torchrun.service import MOST_STRANGERS, RendezvousService
+from trainwarden.actions.launchers.torchrun import service
+from trainwarden.actions.launchers.torchrun.service import AT_ONCE, RendezvousService
 from trainwarden.actions.launchers.torchrun.table import JobTable
 from trainwarden.clock import BootClock
 from trainwarden.errors import ConfigError
@@ -41,9 +42,9 @@ def hang_up() -> Iterator[None]:
 class Peer:
     """Somebody who is connected."""
 
-    def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, address: str, context: ssl.SSLContext | None = None, at: str = "127.0.0.1") -> None:
         host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        self.socket = socket.create_connection((host, int(port)), PATIENCE_S, (at, 0))
         if context is not None:
             self.socket = context.wrap_socket(self.socket, server_hostname=host)
         OPEN.append(self)
@@ -164,11 +165,35 @@ def test_what_is_no_first_line_is_hung_up_on(address, line):
 def test_strangers_that_say_nothing_keep_no_place_from_agents(address):
     agent = Peer(address).say(HELLO)
     agent.until("begin")
-    strangers = [Peer(address) for _ in range(3 * MOST_STRANGERS)]
+    strangers = [Peer(address) for _ in range(3 * AT_ONCE)]
     agent.say({"do": "beat", "at": 1, "ranks": [0], "alive": [0]}).hear()
     other = Peer(address).say({**HELLO, "job": "k"})
     assert other.until("begin")
-    assert len(strangers) > MOST_STRANGERS
+    assert len(strangers) > AT_ONCE
+
+
+def test_an_address_that_opens_many_connections_takes_no_place_of_another(address):
+    slow = Peer(address)
+    strangers = [Peer(address, at="127.0.0.2") for _ in range(3 * AT_ONCE)]
+    assert strangers[0].hear() == {"hung up": True}
+    assert slow.say(HELLO).until("begin")
+
+
+def test_who_connects_and_never_begins_a_handshake_gives_way_to_the_next(tmp_path, monkeypatch):
+    """TLS is spoken before anybody is asked who it is: such connections were as many as the process has descriptors."""
+    monkeypatch.setattr(service, "FIRST_S", 2 * PATIENCE_S)
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("agent", "127.0.0.1")
+    tls = PeerTls(ca=authority.ca, certificate=certificate, key=key)
+    with serving(tls) as address:
+        agent = Peer(address, tls.asking()).say(HELLO)
+        agent.until("begin")
+        strangers = [Peer(address) for _ in range(AT_ONCE + 1)]
+        assert strangers[0].hear() == {"hung up": True}
+        assert Peer(address, tls.asking()).say({**HELLO, "job": "k"}).until("begin")
+        assert agent.say({"do": "beat", "at": 1, "ranks": [0], "alive": [0]}).hear().get("hung up") is None
+        while OPEN:
+            OPEN.pop().close()
 
 
 def test_by_tls_only_certificates_of_the_same_authority_are_heard(tmp_path):

@@ -483,3 +483,31 @@ def test_a_held_torchrun_waits_until_its_node_is_given_and_is_held_anew_once_it_
     assert {one.node: (one.state, one.waits) for one in world.state().nodes} == {
         "a": ("cordoned", True), "b": ("cordoned", True),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("restarts", "gives_way"), [(1, "cd"), (0, "cd"), (0, "ab")])
+def test_those_that_cannot_know_of_a_round_begin_another_until_they_hear_of_it(restarts: int, gives_way: str):
+    """Service and torchruns are new, and all that could tell them are cut off: one half has to give way then."""
+    world = World("a", "b", least=2, most=2)
+    for _ in range(restarts):
+        world.ask("restart")
+        world.pass_s(3.0)
+    if gives_way == "cd":
+        world.table.change(failures=0)
+        world.pass_s(1.0)
+    old = world.table.memory
+    for node in ("a", "b"):
+        world.cut(node)
+    world.table = JobTable("j", 2.0, world.now_s)
+    for node in ("c", "d"):
+        world.start(node)
+    world.pass_s(3.0)
+    assert (world.seats, world.table.memory.round) == (["c", "d"], 1)
+    while gives_way == "ab" and world.table.memory.newer_than <= old.newer_than:
+        world.table.change(failures=0)
+    for node in ("a", "b"):
+        world.agents[node].reachable = True
+        world.connect(node, world.table)
+    world.pass_s(5.0)
+    assert {node for node in "abcd" if world.agents[node].beat.waits} == set(gives_way)
+    assert [len(world.agents[node].rounds) for node in "abcd"] == [restarts + 1, restarts + 1, 1, 1]

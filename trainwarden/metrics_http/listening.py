@@ -11,7 +11,7 @@ import resource
 import socket
 import time
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from trainwarden.metrics_http.strangers import Strangers
 
@@ -37,9 +37,28 @@ class Listening(socket.socket):
 
     _limits: Limits | None = None
 
-    def limit(self, most: int | None = None) -> None:
-        """Accept no more than `most` strangers from now on; None: as many as there are descriptors for."""
-        self._limits = Limits(places() if most is None else most)
+    @classmethod
+    def at(cls, host: str, port: int) -> Self:
+        """One that listens there.
+
+        Raises
+        ------
+        OSError, UnicodeError
+            If it cannot be listened on.
+        """
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        made = cls(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
+        # asyncio sets it on sockets of its own making alone; without it each answer waits 40 ms for the asker's system.
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+    def limit(self, most: int | None = None, *, of_one: int | None = None, known: int | None = None) -> None:
+        """Accept no more than `most` strangers from now on; None: as many as there are descriptors for.
+
+        Half of them, or `of_one`, may have one address; `known` callers, or as many as strangers, keep their places.
+        """
+        most = places() if most is None else most
+        self._limits = Limits(most, max(1, most // 2) if of_one is None else of_one, most if known is None else known)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """See `socket.socket.accept`."""
@@ -70,9 +89,9 @@ class Listening(socket.socket):
 class Limits:
     """Connections by their descriptor, as long as they are open."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._strangers: Strangers[int] = Strangers(most, max(1, most // 2), silent_s=SILENT_S, longest_s=LONGEST_S)
+    def __init__(self, most: int, most_of_one: int, most_known: int) -> None:
+        self._most_known = most_known
+        self._strangers: Strangers[int] = Strangers(most, most_of_one, silent_s=SILENT_S, longest_s=LONGEST_S)
         self._open: dict[int, socket.socket] = {}
         self._known: set[int] = set()
         self._full_s = float("-inf")
@@ -95,7 +114,7 @@ class Limits:
 
     def known(self, number: int) -> None:
         """That one keeps its place, while there are any for known callers."""
-        if len(self._known) < self._most and number in self._open:
+        if len(self._known) < self._most_known and number in self._open:
             self._known.add(number)
             self._strangers.leave(number)
 
