@@ -11,12 +11,13 @@ import numpy as np
 
 from trainwarden.catalogue import CATALOGUE
 from trainwarden.detectors.devices.rounds import PeerRounds
+from trainwarden.detectors.devices.signs import BUSY
 from trainwarden.detectors.job.last_seen import absent_after, interval_after
 from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.samples import Entity, name_of, value_in_words
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.protocol import Role
-from trainwarden.records import MetricsRecord, Suspect, Vote
+from trainwarden.records import IncidentKind, MetricsRecord, Suspect, Vote
 from trainwarden.settings import Config
 
 START_S = 1_000_000.0
@@ -54,6 +55,7 @@ def peer_records(sick: bool) -> list[tuple[float, MetricsRecord]]:
 MAX_SUSPECTS: Final = 16
 SHOWN: Final = 3  # metrics that a reason names
 WITNESSES: Final = 2  # metrics of one entity that must be unlike before an incident rests on that
+_USE: Final = "gpu_utilization_ratio"
 ALONE_TIMES: Final = 4.0  # least distances away where a family has a single metric, as the export of one panel
 Odd = tuple[str, int, list[tuple[float, int]]]
 """A family, a row of it, and its metrics with how often their least distance they are away, the worst first."""
@@ -174,10 +176,25 @@ class MetricPeers(WholeMemory):
         metrics = dict.fromkeys(self._families[one].names[metric] for one, _, found in shown for _, metric in found)
         onsets = [self._families[one].cells["away_s"][metric, at] for one, at, found in shown for _, metric in found]
         return Vote(
-            opinion="anomalous", score=suspects[0].score, threshold=0.5, kind="metric_anomaly", severity="sev3",
+            opinion="anomalous", score=suspects[0].score, threshold=0.5, kind=self._kind(shown[0]), severity="sev3",
             reason=first if len(shown) == 1 else f"{first}, and {len(shown) - 1} more", suspects=suspects,
             verified=verified, onset_s=float(np.nanmin(onsets)), metrics=tuple(metrics),
         )  # fmt: skip
+
+    def _kind(self, odd: Odd) -> IncidentKind:
+        """A GPU at a lower clock than its peers is held back where it is hotter, or as busy with less power."""
+        name, row, metrics = odd
+        family = self._families[name]
+        above = {
+            family.names[metric]: bool(family.newest(metric, row) > family.cells["middle"][metric, row])
+            for _, metric in metrics
+        }
+        weak = above.get("gpu_power_watts") is False and self._busy(family, row)
+        held = above.get("gpu_sm_clock_hertz") is False and (above.get("gpu_temperature_celsius") or weak)
+        return "gpu_throttle" if held else "metric_anomaly"
+
+    def _busy(self, family: PeerRounds, row: int) -> bool:
+        return _USE in family.names and family.newest(family.names.index(_USE), row) >= BUSY
 
     def _opens(self, odd: Odd) -> bool:
         """Whether enough metrics are unlike, or the only one that there is, by far."""

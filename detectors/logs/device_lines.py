@@ -14,6 +14,7 @@ from trainwarden.records import Severity
 
 _XID: Final = re.compile(r"Xid \((?:PCI:)?[0-9a-fA-F:.]{4,32}\): ([0-9]{1,4})(?:,|\b)(.{0,400})")
 _SXID: Final = re.compile(r"SXid \(PCI:[0-9a-fA-F:.]{4,32}\): ([0-9]{4,6}), ?(.{0,200})")
+_PREVIOUS: Final = re.compile(r"\bcaused by previous Xid ([0-9]{1,4})\b")  # a channel's end, and of what it came
 _ORDER: Final = re.compile(r"\bto 0x[0-9a-fA-F]{1,4} \(([A-Za-z0-9 ]{1,40})\)")
 _FATAL: Final = re.compile(r"(?i)\b(non-?fatal|fatal)\b")
 # Whose line it is: the first that fits. PCI addresses as the driver writes them; ports as libibverbs names them.
@@ -178,7 +179,8 @@ def as_said(rule: LogRule, line: str) -> LogRule:
 def xid_of(line: str) -> Xid | None:
     """The entry of the Xid that the line reports; None if it reports none that is known."""
     match = _XID.search(line)
-    return _xids().get(int(match[1])) if match else None
+    previous = _PREVIOUS.search(match[2]) if match else None
+    return _xids().get(int((previous or match)[1])) if match else None
 
 
 def of_program(line: str) -> bool:

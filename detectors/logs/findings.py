@@ -13,6 +13,7 @@ from trainwarden.detectors.logs.device_lines import node_said
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 EVENT_KIND: Final = "last_words"  # of an event: how a recorded job ended, by all its logs
+OUTLIVED: Final = "training went on"
 MAX_SUSPECTS: Final = 16
 MAX_SPEAKERS: Final = 64
 SPEAKERS: Final = 2  # a cascade is seen by more than one
@@ -114,7 +115,8 @@ class Consequences(msgspec.Struct):
         """Forget what the job has outlived or something else explains."""
         for event in window.events:
             ended_well = event.kind == "job_end" and event.fields.get("exit_code") == 0
-            if event.kind in _FACTS or event.fields.get("finding") is not None or ended_well:
+            told = event.fields.get("finding") is not None and event.message != OUTLIVED
+            if event.kind in _FACTS or told or ended_well:
                 self.known = True
             elif event.kind in {"restart", "job_start"}:
                 self.known, self.first, self.cause, self.speakers = False, None, None, set()

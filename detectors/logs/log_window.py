@@ -29,6 +29,7 @@ MAX_FINDINGS: Final = 10_000
 MAX_LINE_NUMBERS: Final = 100
 _TYPICAL_STEPS: Final = 20
 _ANY_ERROR: Final = "generic.error"
+_BUS: Final = "kernel.pcie_aer"
 ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
 # Each rank says it once as it gives up, in ten lines and more.
 _GIVEN_UP: Final = frozenset(
@@ -96,6 +97,7 @@ class LogWindow(WholeMemory):
         self._complaints = Complaints()
         self._tasks = Tasks()
         self._judged = False  # by all logs of a recording together
+        self._only: tuple[int, str] | None = None  # process that ended, where a full disk ended the job
         self._ended_s = -1.0  # when the scheduler last ended the job
         self.findings: deque[Finding] = deque(maxlen=MAX_FINDINGS)
 
@@ -202,7 +204,8 @@ class LogWindow(WholeMemory):
             self._complaints.complain(line.node, line.line)
         # Each device has findings of its own, and what is grave is no copy of what is not.
         of_kind = f"{rule.id}/{key}/{device}/{role}/{kind}" if device else f"{rule.id}/{key}"
-        known = self._recent.get(of_kind) or self._of_same_device(finding)
+        lost = (one for one in self._recent.values() if finding.rule == _BUS and _lost_beside(one, finding))
+        known = next(lost, None) or self._recent.get(of_kind) or self._of_same_device(finding)
         if known is not None and line.time_s - known.last_s <= self._config.same_finding_s:
             known.count += line.count
             known.last_s, known.read_s = max(known.last_s, line.time_s), self._now_s
@@ -211,6 +214,7 @@ class LogWindow(WholeMemory):
             if len(known.line_numbers) < MAX_LINE_NUMBERS:
                 known.line_numbers.append(line.end)
             return
+        self._take_over(finding)
         self._recent[of_kind] = finding
         self.findings.append(finding)
 
@@ -243,11 +247,19 @@ class LogWindow(WholeMemory):
         )
         return next((one for one in same if one.severity <= finding.severity), None)
 
+    def _take_over(self, finding: Finding) -> None:
+        """A GPU that is lost is why its bus complained, if nobody has been told of that yet."""
+        for one in self._recent.values():
+            if one.rule == _BUS and not one.told and _lost_beside(finding, one):
+                one.dropped = finding.time_s - one.last_s <= self._config.same_finding_s
+
     def _read_last_words(self, event: EventRecord) -> None:
         """What all logs of a recording together say of its end: it counts instead of the lines of programs."""
         self._judged = True
         if "kind" in event.fields:
             self._recent[f"{EVENT_KIND}/{event.id}"] = told_finding(event, self._now_s)
+        elif event.rank is not None:
+            self._only = event.rank, event.node
 
     # -- judging ---------------------------------------------------------------------------------------------
 
@@ -293,6 +305,8 @@ class LogWindow(WholeMemory):
     def _groups(self) -> list[tuple[IncidentKind, list[Finding], list[Source]]]:
         groups: dict[IncidentKind, list[Finding]] = {}
         for finding in self._recent.values():
+            if self._only and finding.kind == "storage" and finding.rank is None:  # no line says whose it is
+                finding.rank, finding.node = self._only[0], self._only[1] or finding.node
             if finding.told and finding.kind and self._now_s - finding.news_s <= self._config.told_s:
                 groups.setdefault(finding.kind, []).append(finding)
         out: list[tuple[IncidentKind, list[Finding], list[Source]]] = [
@@ -301,6 +315,11 @@ class LogWindow(WholeMemory):
         out.sort(key=lambda group: min(finding.severity for finding in group[1]))
         storms = self._storms.storming()
         return [*out, ("log_storm", [], storms)] if storms else out
+
+
+def _lost_beside(gpu: Finding, bus: Finding) -> bool:
+    """Whether `gpu` tells of a device that is lost on the node of whose bus `bus` tells."""
+    return gpu.kind == "gpu_lost" and gpu.class_ == "H" and gpu.role == "root" and gpu.node == bus.node
 
 
 def _identity(finding: Finding) -> tuple[str, str, str, float]:

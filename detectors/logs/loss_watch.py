@@ -6,6 +6,7 @@ Lines of a trainer that prints its loss: as it should be, or not a number from t
 from __future__ import annotations
 
 import math
+import re
 from statistics import median
 from typing import Annotated, Final
 
@@ -48,6 +49,8 @@ MAX_SERIES: Final = 4_096  # sources times two; those that come later are not fo
 KEPT: Final = 64  # values that the level is taken over
 LEAST: Final = 32  # before which nothing is said of spikes: warm-up is wild
 WIDTHS: Final = 8.0  # robust standard deviations (1.4826 times the median distance from the median)
+# Megatron's: a step whose gradients were not finite has changed the weights all the same.
+_NOT_SKIPPED: Final = re.compile(r"skipped iterations: {1,8}0 ")
 LEAST_SHARE: Final = {"loss": 0.2, "gradient norm": 4.0}  # of the level, that a spike is above it at least
 FORGET: Final = 200  # values after which a new level is the level
 
@@ -62,6 +65,7 @@ class Series(msgspec.Struct):
     since_s: float = 0.0
     value: float = 0.0
     level: float = 0.0
+    applied: bool = False  # the step was not skipped
 
 
 class LossWatch(WholeMemory):
@@ -136,12 +140,13 @@ class LossWatch(WholeMemory):
         if not one.strange or finite is not one.finite:
             one.strange, one.since_s, one.level = 0, line.time_s, level
         one.strange, one.finite, one.value = one.strange + 1, finite, value
+        one.applied = _NOT_SKIPPED.search(line.line) is not None
 
     def _enough(self, one: Series) -> int:
         if one.finite:
             return self._config.spike
         # A loss scale that is looked for skips steps of infinite gradients by the dozen.
-        return self._config.not_finite if one.quantity == "loss" else 10 * self._config.not_finite
+        return self._config.not_finite if one.quantity == "loss" or one.applied else 10 * self._config.not_finite
 
     def _vote(self, found: list[Series]) -> Vote:
         first = min(found, key=lambda one: (one.finite, one.quantity != "loss", one.since_s))

@@ -17,6 +17,7 @@ UNITS: Final[dict[str, tuple[str, float]]] = {
     "w": ("watts", 1.0), "watt": ("watts", 1.0), "watts": ("watts", 1.0), "mw": ("watts", 1e-3), "kw": ("watts", 1e3),
     "uw": ("watts", 1e-6),
     "c": ("celsius", 1.0), "°c": ("celsius", 1.0), "celsius": ("celsius", 1.0), "degc": ("celsius", 1.0),
+    "celsius degree": ("celsius", 1.0),
     "%": ("ratio", 0.01), "pct": ("ratio", 0.01), "percent": ("ratio", 0.01), "percentage": ("ratio", 0.01),
     "b": ("bytes", 1.0), "bytes": ("bytes", 1.0), "kib": ("bytes", 1024.0), "mib": ("bytes", 1024.0**2),
     "gib": ("bytes", 1024.0**3), "tib": ("bytes", 1024.0**4), "kb": ("bytes", 1e3), "mb": ("bytes", 1e6),

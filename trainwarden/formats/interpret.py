@@ -21,6 +21,7 @@ from trainwarden.recorded.files import shown
 from trainwarden.recorded.job import Floats
 
 MAX_TEXT: Final = 8
+MOST_GPUS: Final = 64  # of a node
 MIN_EPOCH_S: Final = 1e8  # 1973: what counts less is no time since 1970
 _OWNERS: Final = (*names.NODE, *names.DEVICE, *names.RANK, *names.MODEL)
 _TAGS: Final = ("tags", "tag", "scope", "group", "tag_set")
@@ -41,6 +42,7 @@ def interpreted(table: Table) -> Found:
     if not len(frame):
         found.notes.append("a header and no rows")
         return found
+    _count_rows(table, roles)
     times = _times(table, roles)
     if roles.series is None and roles.value is not None and roles.value not in roles.as_metric:
         tag = tag_of(table.file)
@@ -62,6 +64,15 @@ def interpreted(table: Table) -> Found:
         raise Misfit(table.file, table.problems)
     found.notes = [*table.notes, *found.notes]
     return found
+
+
+def _count_rows(table: Table, roles: Roles) -> None:
+    """Take an `index` that rises from row to row for the step, where no column is that: it counts samples, no GPUs."""
+    if roles.step is not None or "device" in table.said or names.plain(roles.device or "") != "index":
+        return
+    counts = pd.to_numeric(table.frame[roles.device], errors="coerce").to_numpy(np.float64)
+    if len(counts) > MOST_GPUS and (np.diff(counts) > 0.0).all():
+        roles.step, roles.device = roles.device, None
 
 
 def _without_tags(frame: pd.DataFrame) -> pd.DataFrame:

@@ -20,7 +20,7 @@ NODE: Final = ("node", "hostname", "host", "host_name", "nodename", "node_name",
 DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gpu_num", "index", "local_rank",
                  "minor_number", "card", "device_id", "device_index", "gpu_uuid", "uuid", "pci.bus_id", "pci_bus_id",
                  "bdf", "entity", "serial", "gpu_bus_id", "bus_id", "pci.bus", "gpu.index", "gpu.id",
-                 "gpu_number", "gpu.uuid")  # fmt: skip
+                 "gpu_number", "gpu.uuid", "deviceid")  # fmt: skip
 RANK: Final = ("rank", "global_rank", "process_rank")
 MODEL: Final = ("model", "modelname", "gpu_name", "product_name", "card series", "card model", "device_name", "name",
                 "gpu name")  # fmt: skip
@@ -73,7 +73,7 @@ _RATES: Final = frozenset({
     "interval_samples_per_second", "seq_per_sec", "sequences_per_second",
 })  # fmt: skip
 _UNIT: Final = re.compile(  # in brackets, or as NeMo writes it: "train_step_timing in s"
-    r"(?:\s{0,4}[\[(]\s{0,2}([A-Za-z°µ%/]{1,16})\s{0,2}[\])]|[\s_]in[\s_](s|sec|seconds|ms|us))\s{0,4}$"
+    r"(?:\s{0,4}[\[(]\s{0,2}([A-Za-z°µ%/]{1,16}(?: Degree)?)\s{0,2}[\])]|[\s_]in[\s_](s|sec|seconds|ms|us))\s{0,4}$"
 )
 _SUFFIX: Final = re.compile(r"_(mhz|ghz|watts?|percent(?:age)?|pct|mib|gib|celsius|ms|milliseconds|us|ns|seconds|sec)$")
 _WORD: Final = re.compile(r"[^a-z0-9]+")

@@ -17,9 +17,11 @@ from trainwarden.recorded.rows import epoch_factor
 _DATE: Final = re.compile(r"([0-9]{1,2})[/.-]([0-9]{1,2})[/.-]([0-9]{4})[ T,]{1,2}(.{4,24})$")
 _YEAR_FIRST: Final = re.compile(r"([0-9]{4})[/.]([0-9]{1,2})[/.]([0-9]{1,2})([ T].{1,40})?$")
 _COMPACT: Final = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})[ T]([0-9:]{6,8}(?:\.[0-9]{1,9})?)$")
+_OF_DAY: Final = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2}(?:[.,][0-9]{1,9})?)$")
 _ZONE: Final = re.compile(r"\s{1,2}(UTC|GMT|Z)$")
 _LONG_FRACTION: Final = re.compile(r"(\.[0-9]{6})[0-9]{1,12}")
-_FORMS: Final = ("%a %b %d %H:%M:%S %Y", "%d %b %Y %H:%M:%S", "%b %d %Y %H:%M:%S", "%b %d, %Y, %I:%M:%S %p",
+_FORMS: Final = ("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S UTC %Y", "%a %d %b %Y %I:%M:%S %p%z",
+                 "%d %b %Y %H:%M:%S", "%b %d %Y %H:%M:%S", "%b %d, %Y, %I:%M:%S %p",
                  "%b %d, %Y %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f", "%d-%b-%Y %H:%M:%S", "%b %d %H:%M:%S %Y")  # fmt: skip
 
 
@@ -46,10 +48,13 @@ class Times:
             values = numbers * factor
             self.note = f"times taken for {unit} since 1970" if unit != "seconds" else ""
             self.numeric = True
+        elif texts and all(map(_OF_DAY.match, texts)):
+            values = np.array([of_day_s(text) for text in texts])
+            self.note = "times of day taken for those of one day after the other"
         else:
             day_first, self.note = _order(texts)
             values = np.array([_stamp_s(text, day_first) for text in texts])
-        self.values_s: Floats = values[codes]
+        self.values_s: Floats = rising(values[codes]) if self.note.startswith("times of day") else values[codes]
         rows = np.flatnonzero(~np.isfinite(self.values_s))
         self.bad = [(row, str(cells[row])) for row in rows[:5].tolist()]
         self.bad_count = int(rows.size)
@@ -66,6 +71,33 @@ def time_s_of(text: str) -> float:
     True
     """
     return float(Times([text]).values_s[0])
+
+
+def of_day_s(text: str) -> float:
+    """Seconds since midnight; NaN if `text` is no time of day.
+
+    Examples
+    --------
+    >>> of_day_s("07:33:20.5"), of_day_s("2026-11-04 07:33:20")
+    (27200.5, nan)
+    """
+    match = _OF_DAY.match(text)
+    if match is None:
+        return np.nan
+    return int(match[1]) * 3600.0 + int(match[2]) * 60.0 + float(match[3].replace(",", "."))
+
+
+def rising(times_s: Sequence[float] | Floats) -> Floats:
+    """Times of day that go on over midnight.
+
+    Examples
+    --------
+    >>> rising([86399.0, 0.0, 1.0]).tolist()
+    [86399.0, 86400.0, 86401.0]
+    """
+    times = np.asarray(times_s, np.float64)
+    falls = np.diff(times, prepend=times[:1]) < -43_200.0
+    return np.asarray(times + 86_400.0 * np.cumsum(falls))
 
 
 def _number(text: str) -> float:

@@ -61,6 +61,21 @@ SPELLINGS: Final[dict[str, tuple[str, float]]] = {
     "dvcctr": ("gpu_clock_event_reasons_state", 1.0), "xider": ("gpu_xid_state", 1.0), "esvtl": (
         "gpu_ecc_correctable_volatile_count", 1.0), "edvtl": ("gpu_ecc_uncorrectable_volatile_count", 1.0),
     "replay": ("gpu_pcie_replay_count", 1.0), "rrpnd": ("gpu_row_remap_pending_state", 1.0),
+    # and of its links, as DCGM shortens them (dcgm_fields.cpp)
+    "nfelt": ("gpu_nvlink_crc_flit_errors_count", 1.0), "ndelt": ("gpu_nvlink_crc_data_errors_count", 1.0),
+    "nrelt": ("gpu_nvlink_replay_errors_count", 1.0), "nrclt": ("gpu_nvlink_recovery_errors_count", 1.0),
+    "nlmalp": ("gpu_nvlink_malformed_packets_count", 1.0), "nlbufo": ("gpu_nvlink_buffer_overruns_count", 1.0),
+    "nlllie": ("gpu_nvlink_integrity_errors_count", 1.0), "nllrf": ("gpu_nvlink_recovery_errors_count", 1.0),
+    "nlsyme": ("gpu_nvlink_symbol_errors_count", 1.0), "nlsymbf": ("gpu_nvlink_symbol_bit_error_ratio", 1.0),
+    "nlefbf": ("gpu_nvlink_effective_bit_error_ratio", 1.0), "nlefe": ("gpu_nvlink_effective_errors_count", 1.0),
+    "pcilg": ("gpu_pcie_link_generation_version", 1.0), "pcimg": ("gpu_pcie_link_generation_max_version", 1.0),
+    "pcilw": ("gpu_pcie_link_width_count", 1.0), "pcimw": ("gpu_pcie_link_width_max_count", 1.0),
+    "rpctr": ("gpu_pcie_replay_count", 1.0), "urmps": ("gpu_remapped_rows_uncorrectable_count", 1.0),
+    "crmps": ("gpu_remapped_rows_correctable_count", 1.0), "rrf": ("gpu_row_remap_failure_state", 1.0),
+    "rrp": ("gpu_row_remap_pending_state", 1.0), "rpsbe": ("gpu_retired_pages_correctable_count", 1.0),
+    "rpdbe": ("gpu_retired_pages_uncorrectable_count", 1.0), "rppen": ("gpu_retired_pages_pending_state", 1.0),
+    "icvld": ("gpu_inforom_valid_state", 1.0),
+    "esatl": ("gpu_ecc_correctable_aggregate_count", 1.0), "edatl": ("gpu_ecc_uncorrectable_aggregate_count", 1.0),
     # nvidia-smi dmon
     "pwr": ("gpu_power_watts", 1.0), "gtemp": ("gpu_temperature_celsius", 1.0),
     "mtemp": ("gpu_memory_temperature_celsius", 1.0), "pclk": ("gpu_sm_clock_hertz", _MHZ),
@@ -102,6 +117,12 @@ SPELLINGS: Final[dict[str, tuple[str, float]]] = {
     "vram total memory (b)": ("gpu_memory_total_bytes", 1.0), "vram total memory": ("gpu_memory_total_bytes", 1.0),
     "vram total used memory (b)": ("gpu_memory_used_bytes", 1.0),
     "vram total used memory": ("gpu_memory_used_bytes", 1.0),
+    # hl-smi -Q
+    "temperature.aip": ("gpu_temperature_celsius", 1.0), "utilization.aip": ("gpu_utilization_ratio", 0.01),
+    # xpu-smi dump
+    "gpu frequency": ("gpu_sm_clock_hertz", _MHZ), "gpu core temperature": ("gpu_temperature_celsius", 1.0),
+    "gpu memory temperature": ("gpu_memory_temperature_celsius", 1.0),
+    "gpu memory used": ("gpu_memory_used_bytes", _MIB),
     # dashboards, own scripts
     "gpu_temp": ("gpu_temperature_celsius", 1.0), "gpu_temperature": ("gpu_temperature_celsius", 1.0),
     "temp": ("gpu_temperature_celsius", 1.0), "gpu_util": ("gpu_utilization_ratio", 0.01),

@@ -56,7 +56,9 @@ _RANK_IN_NAME = re.compile(r"rank[-_.]?([0-9]{1,6})(?![0-9])")
 _MAX_PREFIXES = 4
 _HALF_YEAR_S = 182 * 86_400.0
 # Syslog and journalctl: host, then the program with its process id, or the kernel.
-_HOST = re.compile(r" ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}) (?:kernel|[A-Za-z0-9_./-]{1,48}\[[0-9]{1,10}\]): ")
+_HOST = re.compile(
+    r" ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}) (?:[A-Z]{3,8} )?(?:kernel|[A-Za-z0-9_./-]{1,48}\[[0-9]{1,10}\]): "
+)
 _NCCL_HOST = re.compile(r" {0,2}([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}:[0-9]{1,10} \[[0-9]{1,3}\] ")
 # kubectl describe pod: its parts begin at the left, and say in whose node it is in one line.
 _POD_NODE = re.compile(r"Node: {1,20}([a-z0-9][a-z0-9.-]{0,252})/[0-9A-Fa-f.:]{2,45}$")

@@ -17,7 +17,7 @@ from trainwarden.detectors.logs.device_lines import Tasks, as_said
 from trainwarden.detectors.logs.ends.endings import MAX_RANKS, Ending, EndTable, ranks_of, shipped_endings
 from trainwarden.detectors.logs.ends.line_times import began_s, line_times
 from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Stall, Verdict, decide
-from trainwarden.detectors.logs.findings import EVENT_KIND
+from trainwarden.detectors.logs.findings import EVENT_KIND, OUTLIVED
 from trainwarden.detectors.logs.loss_lines import goes_on
 from trainwarden.detectors.logs.rules import LogRule, shipped_rules
 from trainwarden.log_text import embedded, writer_of
@@ -73,8 +73,8 @@ def _event(verdict: Verdict, job: str, number: int) -> EventRecord:
             "file": cause.file, "onset_s": cause.time_s,
         }  # fmt: skip
     return EventRecord(
-        id=f"{EVENT_KIND}/{number}", job=job, node=(cause.node if cause else None) or "", time_s=verdict.at_s,
-        kind=EVENT_KIND, rank=cause.rank if cause else None, device=cause.device if cause else None,
+        id=f"{EVENT_KIND}/{number}", job=job, node=(cause or verdict).node or "", time_s=verdict.at_s,
+        kind=EVENT_KIND, rank=(cause or verdict).rank, device=cause.device if cause else None,
         message=verdict.then, fields=fields,
     )  # fmt: skip
 
@@ -107,6 +107,8 @@ def _follow(reader: _Reader, attempt: Attempt, order: Order, where: tuple[int, i
                 if any(ending.failed for _, ending, _ in attempt.ends):
                     verdict = decide(attempt, order[0], at_end=False)
                     found.extend([verdict] if verdict is not None and verdict.cause is not None else [])
+                elif attempt.causes:
+                    found.append(Verdict(None, OUTLIVED, order[0]))
                 return Attempt(heard=reader.heard)
         return attempt
     reader.read(attempt, order, where, line)
@@ -250,11 +252,15 @@ class _Reader:
                 if rank is not None:
                     attempt.waited.add(rank)
                     attempt.stuck.update({rank} if rule.kind == "hang" else ())
+                attempt.gave_up = attempt.gave_up or rule.kind == "hang"
         elif rule.role == "root" and rule.class_ in "HNS":
             if rule.kind not in _ENDS_NOTHING and rule.severity != "sev3":
                 attempt.devices.append((order[0], rank))
         elif rule.role == "root" or rule.id == "python.exception":
-            self._cause(attempt, order, where, line, rule, raised=False)
+            # Of a line alone nobody knows who caught it, but torch's hook for what nothing has caught.
+            whole = self.tables[where[0]].lines[where[1]]
+            uncaught = rule.id == "python.exception" and whole.endswith(f"[rank{rank}]: {line}")
+            self._cause(attempt, order, where, line, rule, raised=uncaught)
 
     def _cause(
         self, attempt: Attempt, order: Order, where: tuple[int, int], line: str,

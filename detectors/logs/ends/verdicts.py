@@ -70,12 +70,16 @@ class Verdict:
         When that was known.
     explained : bool
         A device, a node or the scheduler has ended the job; other lines tell of it.
+    rank, node
+        Of the only process that a launcher saw end by what is `explained`.
     """
 
     cause: Cause | None
     then: str
     at_s: float
     explained: bool = False
+    rank: int | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ class Attempt:
     devices: list[tuple[float, int | None]] = field(default_factory=list)
     waited: set[int] = field(default_factory=set)
     stuck: set[int] = field(default_factory=set)  # of these, whose watchdog gave up
+    gave_up: bool = False  # some watchdog, of a rank or of nobody
     heard: frozenset[int] = frozenset()  # ranks of all the job's lines
     stopped_by: Order | None = None  # scheduler or user
     done: Order | None = None
@@ -136,7 +141,10 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
     if attempt.stopped_by is not None and attempt.stopped_by < first:
         return Verdict(None, "it was ended from outside", now_s, explained=True)
     if any(time_s <= first[0] + NEAR_S for time_s, _ in attempt.devices):
-        return Verdict(None, "a device or node failed", _since_s(attempt, now_s), explained=True)
+        who = {(rank, ending.node) for _, ending, rank in failed}
+        rank, node = who.pop() if len(who) == 1 else (None, None)
+        since_s = _since_s(attempt, now_s)
+        return Verdict(None, "a device or node failed", since_s, explained=True, rank=rank, node=node)
     if attempt.causes:
         return _by_cause(attempt, failed, now_s, at_end=at_end)
     stalled = attempt.stalls and first[0] - attempt.stalls[-1].order[0] <= NEAR_S  # a coordinator warns every minute
@@ -258,7 +266,8 @@ def _by_waiting(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | No
         if cause.left <= FEW_LINES:
             cause.rank = None  # it tells of another's end
             return Verdict(cause, "only consequences are seen", cause.time_s)
-    if at_end and 0 < len(attempt.stuck) < WITNESSES and attempt.waited <= attempt.stuck and not attempt.steps:
+    alone = len(attempt.stuck) < WITNESSES and attempt.waited <= attempt.stuck
+    if at_end and attempt.gave_up and alone and not attempt.steps:
         order, line = min(attempt.followed)
         cause = Cause(
             order=order, rank=None, node=None, file="", line=f"a rank waited and gave up: {line[:160]}",

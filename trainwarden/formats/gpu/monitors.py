@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -16,13 +16,11 @@ from trainwarden.formats.cells import UNITS, NotNumber, number_of
 from trainwarden.formats.protocol import NEVER, SURE, Found, Misfit, Problem
 from trainwarden.formats.roles import device_name
 from trainwarden.formats.source import Source
-from trainwarden.formats.stamps import time_s_of
-from trainwarden.recorded.job import Floats
+from trainwarden.formats.stamps import of_day_s, rising, time_s_of
 
 EVERY_S: Final = 1.0  # what all three wait between samples unless told otherwise
 MAX_LINES: Final = 5_000_000
 _HEADER: Final = re.compile(r"#\s{0,4}(?:Date[\s,]|Time[\s,]|gpu[\s,]|Entity\b)", re.IGNORECASE)
-_CLOCK: Final = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2})$")
 _OF_PROCESSES: Final = ("pid", "type", "command", "jpg", "ofa", "ccpm")
 
 
@@ -101,14 +99,11 @@ class _Reader:
         self._rows.append(row)
 
     def _time_s(self, told: Mapping[str, str]) -> float:
-        clock = _CLOCK.match(told.get("time", ""))
-        if "date" in told and clock is not None:
-            self._timed = True
-            return time_s_of(f"{told['date']} {told['time']}")
-        if clock is not None:
-            self._timed = True
-            return int(clock[1]) * 3600.0 + int(clock[2]) * 60.0 + int(clock[3])
-        return self._sample * EVERY_S
+        of_day = of_day_s(told.get("time", ""))
+        if np.isnan(of_day):
+            return self._sample * EVERY_S
+        self._timed = True
+        return time_s_of(f"{told['date']} {told['time']}") if "date" in told else of_day
 
     def found(self) -> Found:
         if len(self._problems) > max(2, len(self._rows) // 20):
@@ -124,20 +119,7 @@ class _Reader:
             frame = pd.DataFrame(self._rows)
             if "pid" in self._header:
                 frame = frame.groupby(["time_s", "device"], as_index=False, dropna=False).sum(min_count=1)
-            frame["time_s"] = _rising(frame["time_s"].to_numpy(np.float64))
+            frame["time_s"] = rising(frame["time_s"].to_numpy(np.float64))
             if (table := metric_table(frame)) is not None:
                 found.metrics.append(table)
         return found
-
-
-def _rising(times_s: Sequence[float] | Floats) -> Floats:
-    """Times of day that go on over midnight.
-
-    Examples
-    --------
-    >>> _rising([86399.0, 0.0, 1.0]).tolist()
-    [86399.0, 86400.0, 86401.0]
-    """
-    times = np.asarray(times_s, np.float64)
-    falls = np.diff(times, prepend=times[:1]) < -43_200.0
-    return np.asarray(times + 86_400.0 * np.cumsum(falls))

@@ -38,12 +38,27 @@ _NODE: Final = (
                                     "k8s_pod_name")),
     "@logstream",
 )  # fmt: skip
+_RANK: Final = ("rank", "global_rank", "process_rank", "labels.rank", "extra.rank", "jsonpayload.rank")
+# Where loggers put the traceback of what a message tells.
+_RAISED: Final = (
+    "exc_info",
+    "exception",
+    "exc_text",
+    "traceback",
+    "stack_trace",
+    "stack",
+    "error.stack_trace",
+    "error.stack",
+)
 _LISTS: Final = ("events", "logs", "entries", "results", "data", "hits", "rows")
 _KEY: Final = re.compile(r'"(?:log|message|@message|msg|line|textPayload|MESSAGE|body|content)"\s{0,3}:\s{0,3}"[^"]')
-_AT: Final = re.compile(r'"(?:time|timestamp|@timestamp|ts|date|_time|__REALTIME_TIMESTAMP|asctime)"\s{0,3}:')
+_AT: Final = re.compile(
+    r'"(?:time|timestamp|@timestamp|ts|date|_time|__REALTIME_TIMESTAMP|asctime|level|levelname|severity|rank)"\s{0,3}:'
+)
 _STREAMS: Final = '"resultType":"streams"'
 _CERTAIN: Final = SURE + 0.05  # a column of words is no metric, whatever else the header names
 _TIMES: Final = 1e11  # numbers as large are times and names, not what a trainer tells
+_MOST_DIGITS: Final = 6  # of a rank
 _MOST_NUMBERS: Final = 40  # fields of one record that are shown behind its words
 
 
@@ -133,24 +148,35 @@ def _rows(records: Sequence[dict[str, Any]]) -> list[LogRow]:
     """Rows in the order of their times; what services list newest first is turned round."""
     times_s = Times([_first(record, _TIME) for record in records]).values_s
     rows = [
-        LogRow(
-            _line(record), None if np.isnan(time_s) else float(time_s),
-            _text(_first(record, _NODE)), None,
-        )
+        [
+            LogRow(line, None if np.isnan(time_s) else float(time_s), _text(_first(record, _NODE)), _rank(record))
+            for line in _lines(record)
+        ]
         for record, time_s in zip(records, times_s.tolist(), strict=True)
-    ]  # fmt: skip
+    ]
     known = times_s[np.isfinite(times_s)]
     newest_first = known.size > 1 and known[0] > known[-1] and float((np.diff(known) <= 0.0).mean()) > 0.5
-    return rows[::-1] if newest_first else rows
+    return [row for said in (rows[::-1] if newest_first else rows) for row in said]
 
 
 def _first(record: Mapping[str, Any], keys: Iterable[str]) -> Any:
     return next((record[key] for key in keys if record.get(key) not in (None, "")), None)
 
 
+def _rank(record: Mapping[str, Any]) -> int | None:
+    told = str(_first(record, _RANK))
+    return int(told) if told.isdecimal() and len(told) <= _MOST_DIGITS else None
+
+
+def _lines(record: Mapping[str, Any]) -> list[str]:
+    """The words of a record, a traceback behind them."""
+    more = [str(record[key]) for key in _RAISED if isinstance(record.get(key), str)]
+    return [line for text in (_line(record), *more) for line in text.split("\n")]
+
+
 def _line(record: Mapping[str, Any]) -> str:
     said = _text(_first(record, _LINE)) or ""
-    taken = {*_LINE, *_TIME, *_NODE}
+    taken = {*_LINE, *_TIME, *_NODE, *_RANK}
     numbers = [
         f"{key}: {value}"
         for key, value in record.items()

@@ -274,3 +274,27 @@ def test_the_only_metric_of_a_family_opens_where_it_is_far_away():
     near = ranks()[:, :1]
     near[5, 0, 35:] += 0.12
     assert not any(vote.verified for vote in shown(near, names=NAMES[:1]))
+
+
+CLOCK, HEAT, POWER, USE = (
+    "gpu_sm_clock_hertz", "gpu_temperature_celsius", "gpu_power_watts", "gpu_utilization_ratio",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "is_then", "kind"),
+    [
+        ((CLOCK, HEAT), (0.9e9, 91.0), "gpu_throttle"),
+        ((CLOCK, POWER, USE), (0.9e9, 300.0, 0.99), "gpu_throttle"),
+        ((CLOCK, POWER, USE), (0.9e9, 300.0, 0.1), "metric_anomaly"),  # it has less to do
+        ((CLOCK, POWER), (0.9e9, 300.0), "metric_anomaly"),
+        ((CLOCK, HEAT), (0.9e9, 30.0), "metric_anomaly"),
+    ],
+)
+def test_a_gpu_that_is_held_back_is_told_as_that_of_few_peers_too(names, is_then, kind):
+    normal = {CLOCK: 1.98e9, HEAT: 61.0, POWER: 640.0, USE: 0.99}
+    levels = np.array([normal[name] for name in names])[None, :, None]
+    values = levels * np.random.default_rng(0).normal(1.0, 0.002, (4, len(names), 70))
+    values[1, :, 35:] = np.array(is_then)[:, None]
+    votes = shown(values, names=names, family="gpu")
+    assert {votes[place].kind for place in told(votes)[1:]} == {kind}

@@ -134,3 +134,49 @@ def test_a_host_whose_port_is_lost_does_not_accuse_its_peer(tmp_path: Path, host
     lost = f"{host}:4100:4190 [2] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_2:1 Got async event : port error"
     incidents = judged(tmp_path, {"logs.txt": [lost, BROKE]})
     assert sorted(one.kind for one in incidents) == kinds
+
+
+FULL = "OSError: [Errno 122] Disk quota exceeded: '/srv/checkpoints'"
+
+
+@pytest.mark.parametrize(
+    "before", [STEPS, [], ["Traceback (most recent call last):", '  File "x.py", line 3, in save']]
+)
+def test_the_only_task_that_ended_is_the_rank_of_a_full_disk(tmp_path: Path, before: list[str]) -> None:
+    ended = "srun: error: gn07: task 5: Exited with exit code 1"
+    (incident,) = judged(tmp_path, {"logs.txt": [*before, FULL, ended, "srun: Terminating StepId=12.0"]})
+    assert (incident.kind, incident.suspects[0].rank, incident.suspects[0].node) == ("storage", 5, "gn07")
+
+
+def test_of_several_tasks_that_ended_none_is_the_rank_of_a_full_disk(tmp_path: Path) -> None:
+    ended = ("srun: error: gn07: task 5: Exited with exit code 1", "srun: error: gn08: task 9: Exited with exit code 1")
+    assert only(tmp_path, FULL, *ended) == ("storage", None)
+
+
+def test_a_gpu_that_is_lost_is_why_its_bus_complains_before_and_after(tmp_path: Path) -> None:
+    bus = "[  889.54200{at}] pcieport 0000:00:02.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
+    lost = "[  889.542005] NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus."
+    (incident,) = judged(tmp_path, {"dmesg.txt": [bus.format(at=1), lost, bus.format(at=9)]})
+    assert (incident.kind, incident.suspects[0].device) == ("gpu_lost", "0000:02:00")
+
+
+def test_an_exception_behind_torch_s_own_prefix_is_one_that_nothing_caught(tmp_path: Path) -> None:
+    assert only(tmp_path, "[rank4]: KeyError: 'input_ids'") == ("exception", 4)
+
+
+@pytest.mark.parametrize("line", ["rank 4 got KeyError: 'input_ids'", "KeyError: 'input_ids'"])
+def test_an_exception_that_may_have_been_caught_alone_ends_nothing(tmp_path: Path, line: str) -> None:
+    assert not judged(tmp_path, {"logs.txt": [line]})
+
+
+def test_what_training_outlives_was_no_end_where_no_step_has_a_time(tmp_path: Path) -> None:
+    failed = "gn07:39:298 [0] include/alloc.h:48 NCCL WARN Cuda failure 'out of memory'"
+    assert not judged(tmp_path, {"logs.txt": [failed, *(f"Train Epoch: 1 Loss: 2.{step}" for step in range(4))]})
+    assert only(tmp_path, *(f"Train Epoch: 1 Loss: 2.{step}" for step in range(4)), failed)[0] == "cuda_out_of_memory"
+
+
+@pytest.mark.parametrize(("skipped", "told"), [(0, True), (1, False)])
+def test_gradients_that_are_no_numbers_count_where_the_step_was_not_skipped(tmp_path: Path, skipped: int, told: bool):
+    step = " iteration {at:8d}/ 900 | elapsed time per iteration (ms): 7613.1 | grad norm: nan | number of skipped iterations:   {skipped} | nan iterations: 0 |"  # noqa: E501
+    lines = [step.format(at=at, skipped=skipped) for at in range(40, 44)]
+    assert bool(judged(tmp_path, {"logs.txt": lines})) is told

@@ -344,3 +344,32 @@ def _cell(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def test_dcgmi_s_short_names_of_links_are_read(tmp_path: Path) -> None:
+    short = {
+        "NLSYME": "gpu_nvlink_symbol_errors_count", "NLLIE": "", "NLLLIE": "gpu_nvlink_integrity_errors_count",
+        "NLLRF": "gpu_nvlink_recovery_errors_count", "NLEFBF": "gpu_nvlink_effective_bit_error_ratio",
+        "NRELT": "gpu_nvlink_replay_errors_count", "PCILW": "gpu_pcie_link_width_count",
+        "RRF": "gpu_row_remap_failure_state",
+    }  # fmt: skip
+    head = f"#Entity   {'  '.join(short)}\nID\n"
+    put(tmp_path, "dmon.txt", head + "".join(f"GPU {gpu}  {'  '.join('1' * len(short))}\n" for gpu in range(8)))
+    assert set(metrics(read_job(tmp_path)).names) == {name for name in short.values() if name}
+
+
+def test_tables_of_other_makers_tools_are_of_their_devices(tmp_path: Path) -> None:
+    xpu = "Timestamp, DeviceId, GPU Utilization (%), GPU Frequency (MHz), GPU Core Temperature (Celsius Degree)\n"
+    xpu += "".join(
+        f"{clock}.{device}00, {device}, 99.1, 1550, 71.5\n" for clock in ("23:59:59", "00:00:00") for device in (0, 1)
+    )
+    table = metrics(read_job(put(tmp_path, "xpu.csv", xpu)))
+    assert (table.devices, set(table.names)) == (
+        ("gpu0", "gpu1"), {"gpu_utilization_ratio", "gpu_sm_clock_hertz", "gpu_temperature_celsius"},
+    )  # fmt: skip
+    assert np.ptp(table.times_s) == pytest.approx(1.1)
+    hl = "timestamp, name, index, temperature.aip [C], utilization.aip [%], power.draw [W]\n"
+    hl += "".join(f"Wed Nov  4 08:0{minute}:00 UTC 2026, HL-325L, 3, 44 C, 93 %, 610 W\n" for minute in range(3))
+    table = metrics(read_job(put(tmp_path, "hl.csv", hl)))
+    assert (table.devices, table.times_s[-1]) == (("gpu3",), 1793779320.0)
+    assert set(table.names) == {"gpu_utilization_ratio", "gpu_temperature_celsius", "gpu_power_watts"}

@@ -157,3 +157,42 @@ def test_names_of_nvlink_in_dcgm_four_and_for_nvlink_five_are_known(name: str):
     heading = metric_of(f"DCGM_FI_DEV_NVLINK_{name}")
     assert heading is not None
     assert heading.name.startswith("gpu_nvlink_")
+
+
+def records(**more: object) -> str:
+    said = [{"time": T0 + step, "msg": f"step {step} loss 2.1", "rank": step % 4, "level": "INFO"} for step in range(8)]
+    return "".join(f"{json.dumps(one)}\n" for one in (*said, {"time": T0 + 9, "rank": 2, "level": "ERROR", **more}))
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 7, in <module>\n    run()\nKeyError: 'input_ids'"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"msg": TRACEBACK}, {"msg": "it failed", "exc_info": TRACEBACK}, {"msg": "x", "error": {"stack": TRACEBACK}}],
+)
+def test_a_record_gives_its_rank_to_each_line_of_its_words(more: dict[str, object], tmp_path: Path):
+    job = read(tmp_path, "train.jsonl", records(**more))
+    (log,) = job.logs
+    assert (log.lines[-1], log.ranks[-4:]) == ("KeyError: 'input_ids'", (2, 2, 2, 2))
+    (incident,) = replay(job, DetectionSettings(), facts=read_facts(job)).incidents
+    assert (incident.kind, incident.suspects[0].rank) == ("exception", 2)
+
+
+@pytest.mark.parametrize("rank", [-1, "all", 10**9, None])
+def test_what_is_no_rank_names_none(rank: object, tmp_path: Path):
+    text = json.dumps([{"time": T0, "msg": "ready", "rank": rank}, {"time": T0 + 1, "msg": "go", "rank": "3"}])
+    assert read(tmp_path, "log.json", text).logs[0].ranks == (None, 3)
+
+
+def test_records_without_times_are_lines(tmp_path: Path):
+    text = "".join(f"{json.dumps({'message': f'step {step} loss 2.1', 'rank': 1})}\n" for step in range(3))
+    assert read(tmp_path, "out.jsonl", text).logs[0].ranks == (1, 1, 1)
+
+
+def test_an_index_that_counts_samples_is_a_step_and_no_gpu(tmp_path: Path):
+    text = "index,timestamp,value\n"
+    text += "".join(f"{step}.0,{T0 + 3 * step},{'nan' if step > 90 else 2.1}\n" for step in range(120))
+    job = read(tmp_path, "train_loss.csv", text)
+    (incident,) = replay(job, DetectionSettings(), facts=read_facts(job)).incidents
+    assert incident.kind == "silent_corruption"
