@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from trainwarden.cli.ask.jobs_on_bus import open_bus, read_jobs
-from trainwarden.cli.ask.judging.job_state import JobState, state_of, table
+from trainwarden.cli.ask.jobs_on_bus import views_of
+from trainwarden.cli.ask.judging.job_state import JobState, state_of, table, watched
 from trainwarden.cli.ask.runs import run_line, run_object
 from trainwarden.cli.shared import kept_runs
-from trainwarden.cli.shared.answers import EXIT_CODES, worst
+from trainwarden.cli.shared.answers import BEGIN, EXIT_CODES, HEALTHY, Blind, worst
 from trainwarden.cli.shared.follow import JobView, incident_line
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
@@ -21,13 +21,14 @@ from trainwarden.launching import rates_in
 from trainwarden.parallelism.layout import Layout
 from trainwarden.records import ActionRecord, IncidentRecord, basis_said
 
+NO_JOB: Final = Blind("no job on this bus yet", BEGIN)
 MOST_RATES: Final = 4  # of one validation; `trainwarden actions` has more
 
 
 def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = None) -> int:
     """What every job on the bus is doing; exit codes 0 healthy, 1 an incident or a failed job, 3 not judged.
 
-    Without a bus: the newest run of watch, launch or demo, and a line for each earlier one that is kept.
+    Without a bus: the newest run of watch, launch or demo and all that run now, and a line for each that is kept.
 
     Example: trainwarden status --bus kafka://broker:9092 --json
     """
@@ -35,23 +36,30 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
     voice = Voice(json)
     alone = bus is None and config is None
     runs = kept_runs.kept() if alone else []
-    killed = {run.about.job for run in runs if not run.running and run.about.result is None}
-    with open_bus(bus, config) as connected:
-        views = [view for _, view in sorted(read_jobs(connected).items())]
-        states = [state_of(view, time.time(), killed=view.job in killed) for view in views]
-        rows = [_row(view, state) for view, state in zip(views, states, strict=True)]
-        for text in table(zip(views, states, strict=True)):
+    views = views_of(bus, config, runs=_current(runs))
+    now_s, killed = time.time(), kept_runs.killed_jobs() if alone else set()
+    states = [state_of(view, now_s, killed=view.job in killed) for view in views]
+    rows = [_row(view, state) for view, state in zip(views, states, strict=True)]
+    for text in table(zip(views, states, strict=True)):
+        voice.say(text)
+    for view, state in zip(views, states, strict=True):
+        for text in _details(view, state):
             voice.say(text)
-        for view, state in zip(views, states, strict=True):
-            for text in _details(view, state):
-                voice.say(text)
-        if not rows:
-            voice.say("NOT JUDGED: no job on this bus yet; begin one: trainwarden watch -- COMMAND")
+    if not rows:
+        voice.say(f"NOT JUDGED: {NO_JOB}")
     for run in runs:
         voice.say(run_line(run))
     answer = worst([state.answer for state in states])
-    voice.answer({"answer": answer, "jobs": rows, "runs": [run_object(run) for run in runs]})
+    blind = [NO_JOB] if not rows else list(dict.fromkeys(state.blind for state in states if state.blind is not None))
+    not_judged = msgspec.to_builtins(blind)
+    voice.answer({"answer": answer, "not_judged": not_judged, "jobs": rows, "runs": [run_object(run) for run in runs]})
     return EXIT_CODES[answer]
+
+
+def _current(runs: Sequence[kept_runs.KeptRun]) -> list[kept_runs.KeptRun]:
+    """Of all kept runs the newest, and the others that run now; what `detect` has found does nothing."""
+    jobs = [run for run in runs if not run.is_finding] or list(runs)
+    return jobs[:1] + [run for run in jobs[1:] if run.running]
 
 
 def _details(view: JobView, state: JobState) -> Iterator[str]:
@@ -60,6 +68,8 @@ def _details(view: JobView, state: JobState) -> Iterator[str]:
 
     if state.blind is not None:
         yield f"  {view.job} NOT JUDGED: {state.blind}"
+    elif state.answer == HEALTHY:
+        yield f"  {view.job} healthy: {watched(view)}"
     if (basis := view.basis()) is not None and basis != ("host", ""):
         yield f"  times of steps are {basis_said(*basis)}"
     if (layout := view.layouts.layout()) is not None:

@@ -36,6 +36,7 @@ from trainwarden.state import load_json, save_json
 log = logging.getLogger("trainwarden.cli")
 
 LEAST_FREE_BYTES = 32 * 2**20  # an embedded bus, and the logs of a short run
+DETECT = ("detect",)  # the command of what `detect` keeps
 _ABOUT = "run.json"
 _LOCK = "run.lock"
 UNTOLD_S = 86_400.0  # a folder that does not say what it was is given so long
@@ -58,6 +59,11 @@ class KeptRun:
     path: Path
     about: About
     running: bool
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether it is what ``detect`` has found in a recording, and no job that ran."""
+        return self.about.command == DETECT
 
     @property
     def bus(self) -> str:
@@ -154,6 +160,11 @@ def _make(path: Path, job: str, command: Sequence[str]) -> tuple[OwnRun, bool]:
 def kept() -> list[KeptRun]:
     """This user's runs, newest first."""
     return [run for path in _folders() if (run := _read(path)) is not None]
+
+
+def killed_jobs() -> set[str]:
+    """The jobs of kept runs whose command has ended without a word."""
+    return {run.about.job for run in kept() if not run.running and run.about.result is None}
 
 
 def _folders() -> list[Path]:

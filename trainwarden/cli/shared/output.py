@@ -48,6 +48,23 @@ def with_json_target(arguments: Sequence[str]) -> list[str]:
     return out
 
 
+def json_target(arguments: Sequence[str]) -> str | None:
+    """The last target that ``--json`` of `arguments` names (see `with_json_target`).
+
+    Examples
+    --------
+    >>> json_target(["status", "--json", "-"]), json_target(["watch", "--json=out", "--", "x", "--json", "-"])
+    ('-', 'out')
+    """
+    target, before = None, ""
+    for word in arguments:
+        if word == "--":
+            break
+        target = word if before == "--json" else word.removeprefix("--json=") if word.startswith("--json=") else target
+        before = word
+    return target
+
+
 def write_json(value: Any, target: str | None) -> None:
     """Write `value` as one JSON object to `target`: a file, ``-`` for standard output, None for nowhere.
 

@@ -53,7 +53,7 @@ def blindness(seen: Watched, lost: Iterable[Blind], *, bus: str, own_detector: b
     found = list(lost)
     if failed:
         return found
-    if not seen.detectors and not found:
+    if not seen.detectors and not found and (seen.ranks or seen.steps is None or not own_detector):
         found.append(
             Blind("the command ended before the detector had judged anything", "let it run for some seconds longer")
             if own_detector

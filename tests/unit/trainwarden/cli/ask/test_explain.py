@@ -13,7 +13,7 @@ from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.ask.explain import explain
 from trainwarden.cli.ask.incidents import incidents
 from trainwarden.cli.shared import kept_runs
-from trainwarden.errors import ConfigError, NotJudged
+from trainwarden.errors import ConfigError
 from trainwarden.records import Vote
 from trainwarden.settings import RunsSettings
 from trainwarden.topics import topic_of
@@ -112,10 +112,3 @@ def test_ids_are_looked_for_in_every_kept_run_and_may_be_short(runs, capsys):
         explain("aa")
     assert incidents() == 1
     assert capsys.readouterr().out.count("next: trainwarden explain ") == 3
-
-
-def test_where_nothing_was_judged_there_is_nothing_to_explain(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(NotJudged, match="no detector has judged any job"):
-        explain()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,3 +252,37 @@ def test_a_name_that_no_job_can_have_is_wrong_use_in_one_sentence(name: str) -> 
     with pytest.raises(ConfigError, match=r"--job '.*': a job's name has up to 128 letters"):
         settings_for(None, name, "watch")
     assert settings_for(None, "llama-3.1_70B", "watch").job == "llama-3.1_70B"
+
+
+@pytest.mark.parametrize(
+    ("output", "hook", "code", "waited_s"),
+    [
+        (None, None, 0, job_run.LOOK_S),  # as of `true`: nothing can come any more
+        ("a line\n", None, 0, job_run.DRAIN_S),  # that a detector may have something to say about
+        (None, "rank-0-4711.hook", 0, job_run.DRAIN_S + job_run.LAST_WORDS_S),
+        (None, None, 3, job_run.DRAIN_S + job_run.LAST_WORDS_S),
+    ],
+)
+def test_only_what_may_still_tell_something_is_waited_for(
+    output: str | None, hook: str | None, code: int, waited_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, now = Ended(tmp_path), [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time, sleep=time.sleep)
+    monkeypatch.setattr(job_run, "time", clock)
+    monkeypatch.setattr(ended.run, "look", lambda _voice: now.__setitem__(0, now[0] + job_run.LOOK_S))
+    if output is not None:
+        (ended.run.run_dir / rundir.LOGS / "job.log").write_text(output)
+    if hook is not None:
+        (ended.run.run_dir / rundir.HOOK / hook).touch()
+    ended.run.end(code)
+    ended.run.drain(Voice(stream=ended.said))
+    assert now[0] == pytest.approx(waited_s, abs=4.0 * job_run.LOOK_S)
+
+
+def test_a_command_that_was_no_training_is_told_so(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, services=("detector",))
+    ended.run.stack.returncode = lambda _name: None  # type: ignore[method-assign]
+    made = ended.result(0)
+    assert [one["reason"] for one in made["not_judged"]] == [
+        "no training step was seen, so neither speed nor hangs could be judged"
+    ]
