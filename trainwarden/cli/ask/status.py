@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from trainwarden.cli.ask.jobs_on_bus import views_of
-from trainwarden.cli.ask.judging.job_state import JobState, state_of, table, watched
+from trainwarden.cli.ask.judging.job_state import JobState, left_unjudged, state_of, table, watched
 from trainwarden.cli.ask.runs import run_line, run_object
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.answers import BEGIN, EXIT_CODES, HEALTHY, Blind, worst
@@ -45,13 +45,14 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
     for view, state in zip(views, states, strict=True):
         for text in _details(view, state):
             voice.say(text)
-    if not rows:
-        voice.say(f"NOT JUDGED: {NO_JOB}")
+    left = {} if rows else left_unjudged(_current(runs)) or {"": NO_JOB}
+    for job, why in left.items():
+        voice.say(f"NOT JUDGED: {job}{': ' if job else ''}{why}")
     for run in runs:
         voice.say(run_line(run))
     answer = worst([state.answer for state in states])
-    blind = [NO_JOB] if not rows else list(dict.fromkeys(state.blind for state in states if state.blind is not None))
-    not_judged = msgspec.to_builtins(blind)
+    blind = dict.fromkeys([*left.values(), *(state.blind for state in states if state.blind is not None)])
+    not_judged = msgspec.to_builtins(list(blind))
     voice.answer({"answer": answer, "not_judged": not_judged, "jobs": rows, "runs": [run_object(run) for run in runs]})
     return EXIT_CODES[answer]
 

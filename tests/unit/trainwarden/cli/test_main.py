@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -91,6 +92,11 @@ def test_a_full_disk_behind_standard_output_is_one_sentence_and_no_anomaly() -> 
     assert said.returncode == 2
     last = said.stderr.decode().splitlines()[-1]
     assert last == "trainwarden: standard output cannot be written (No space left on device)"
+
+
+def test_the_version_is_the_wheels() -> None:
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert about["version"] == __version__
 
 
 def test_python_m_trainwarden_is_the_command(tmp_path: Path) -> None:

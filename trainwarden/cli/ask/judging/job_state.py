@@ -10,6 +10,7 @@ import msgspec
 from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind
 from trainwarden.cli.shared.follow import JobView
 from trainwarden.cli.shared.formatting import counted
+from trainwarden.cli.shared.kept_runs import KeptRun
 from trainwarden.records import EventRecord, IncidentRecord
 
 GONE_S: Final = 5.0  # all ranks have ended for so long: a launcher that starts them again does so sooner
@@ -81,6 +82,16 @@ def unjudged(views: Iterable[JobView], now_s: float, killed: Collection[str] = (
     """The jobs about which the silence of the detectors means nothing, and why."""
     states = {view.job: state_of(view, now_s, killed=view.job in killed) for view in views}
     return {job: state.blind for job, state in states.items() if state.blind is not None}
+
+
+def left_unjudged(runs: Iterable[KeptRun], known: Collection[str] = ()) -> dict[str, Blind]:
+    """Why runs were not judged, by job, as they have written down themselves; not of the jobs that are `known`."""
+    found: dict[str, Blind] = {}
+    for run in runs:
+        reasons = (run.about.result or {}).get("not_judged") or ()
+        if reasons and run.about.job not in known:
+            found.setdefault(run.about.job, msgspec.convert(reasons[0], Blind))
+    return found
 
 
 def table(jobs: Iterable[tuple[JobView, JobState]]) -> Iterator[str]:

@@ -145,3 +145,18 @@ def test_what_detect_has_found_hides_no_job(
     assert "recording  " not in capsys.readouterr().out.partition("\nrun ")[0]
     assert run(monkeypatch, "explain") == 0
     assert "of job recording" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "code"), [("status", 3), ("incidents", 3), ("explain", 3), ("report", 3)])
+def test_a_run_that_left_no_record_says_itself_why_it_was_not_judged(
+    command: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `watch -- true`, whose agent had not begun to send."""
+    own = kept("quick")
+    blind = {"reason": "no training step was seen", "remedy": "train"}
+    own.finished({"exit_code": 0, "steps": 0, "incidents": [], "answer": "not judged", "not_judged": [blind]})
+    own.close()
+    assert run(monkeypatch, command) == code
+    said = capsys.readouterr()
+    assert command == "report" or "NOT JUDGED: quick: no training step was seen; train" in said.out
+    assert command != "report" or "NOT JUDGED: no job has left a record" in said.err
