@@ -18,6 +18,7 @@ import msgspec
 from trainwarden import rundir
 from trainwarden.bus import address as buses
 from trainwarden.cli.run.outcome.job_answer import (
+    ENDS_NO_JOB,
     answer_of,
     bare_incident,
     blindness,
@@ -373,8 +374,9 @@ class JobRun:
         return view.incident_objects()
 
     def _known(self) -> list[IncidentRecord]:
-        """What was found of the job, but for what a detector has closed that is not there any more."""
-        return [one for one in self.follower.view.incidents.values() if one.wants_action or not self._lost]
+        """What may have ended the job, but for what a detector has closed that is not there any more."""
+        found = [one for one in self.follower.view.incidents.values() if one.kind not in ENDS_NO_JOB]
+        return [one for one in found if one.wants_action or not self._lost]
 
     def _judge_end(self, end: EventRecord) -> None:
         """Judge by what the run has left, unless its detector was only late: on a busy host this look takes seconds."""

@@ -12,6 +12,7 @@ from typing import Final
 from trainwarden import rundir
 from trainwarden.cli.serve.process import StopFlag, folders
 from trainwarden.cli.shared.extras import check_services
+from trainwarden.cli.shared.formatting import how_ended
 from trainwarden.cli.shared.machine import PACKAGE
 from trainwarden.cli.shared.options import ConfigFile, RunDir
 from trainwarden.cli.shared.output import Voice
@@ -90,7 +91,7 @@ def _ended(stack: LocalStack, services: set[str]) -> str | None:
     for name in services:
         if (code := stack.returncode(name)) is not None:
             services.remove(name)
-            return f"{name} ended with exit code {code}, so no models are trained: {stack.log_path(name)}"
+            return f"{name} {how_ended(code)}, so no models are trained: {stack.log_path(name)}"
     return None
 
 

@@ -19,7 +19,7 @@ from trainwarden.cli.run.outcome.last_look import last_look
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError, NotJudged
-from trainwarden.records import IncidentRecord
+from trainwarden.records import IncidentKind, IncidentRecord
 from trainwarden.settings import Settings
 from trainwarden.topics import INCIDENTS
 
@@ -204,6 +204,35 @@ def test_a_service_that_has_ended_is_said_at_once_and_at_the_end(
     assert "pip install numpy" in last
     assert made["answer"] == "not judged"
     assert ended.said.getvalue().count("from now on") == 1
+
+
+def test_a_service_that_was_killed_is_said_by_its_signal_and_not_by_what_it_had_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Ended(tmp_path, services=("agent",))
+    monkeypatch.setattr(ended.run.stack, "returncode", lambda _name: -9)
+    log = ended.run.stack.log_path("agent")
+    log.write_text("2026-11-28 15:15:01 info trainwarden.agent all is well\n")
+    (why,) = ended.result(0)["not_judged"]
+    assert why["reason"].startswith("the agent was killed by SIGKILL after ")
+    assert "all is well" not in why["reason"]
+    assert why["remedy"] == f"its log is {log}"
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "slow_compute", "host_contention"])
+def test_a_failed_command_has_an_incident_beside_one_that_ends_no_job(
+    kind: IncidentKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the agent was killed: the detector misses it, and nobody tells it of the command's end."""
+    ended = Ended(tmp_path, services=("agent", "detector"))
+    monkeypatch.setattr(ended.run.stack, "returncode", lambda name: -9 if name == "agent" else None)
+    missed = IncidentRecord(id="i", job="j", kind=kind, severity="sev3", state="opened", revision=1, opened_at_s=1.0,
+                            updated_at_s=1.0, reason="r")  # fmt: skip
+    ended.run.bus.publish(INCIDENTS, "j", missed)
+    ended.run.bus.flush()
+    made = ended.result(1, TRACEBACK)
+    assert {one["kind"] for one in made["incidents"]} == {kind, "user_error"}
+    assert ended.said.getvalue().splitlines()[-1].startswith("incident: user_error sev2: ")
 
 
 def test_a_service_that_cannot_be_started_is_said_and_the_command_goes_on(
