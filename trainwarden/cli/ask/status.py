@@ -14,6 +14,7 @@ from trainwarden.cli.ask.runs import run_line, run_object
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.answers import BEGIN, EXIT_CODES, HEALTHY, Blind, worst
 from trainwarden.cli.shared.follow import JobView, incident_line
+from trainwarden.cli.shared.formatting import counted
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.json_objects import incident_object
@@ -22,13 +23,14 @@ from trainwarden.parallelism.layout import Layout
 from trainwarden.records import ActionRecord, IncidentRecord, basis_said
 
 NO_JOB: Final = Blind("no job on this bus yet", BEGIN)
+MOST_RUNS: Final = 4  # that are kept; `trainwarden runs` has all
 MOST_RATES: Final = 4  # of one validation; `trainwarden actions` has more
 
 
 def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = None) -> int:
     """What every job on the bus is doing; exit codes 0 healthy, 1 an incident or a failed job, 3 not judged.
 
-    Without a bus: the newest run of watch, launch or demo and all that run now, and a line for each that is kept.
+    Without a bus: the newest run of watch, launch or demo and all that run now, and a line for each of the last.
 
     Example: trainwarden status --bus kafka://broker:9092 --json
     """
@@ -48,8 +50,10 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
     left = {} if rows else left_unjudged(_current(runs)) or {"": NO_JOB}
     for job, why in left.items():
         voice.say(f"NOT JUDGED: {job}{': ' if job else ''}{why}")
-    for run in runs:
+    for run in runs[:MOST_RUNS]:
         voice.say(run_line(run))
+    if len(runs) > MOST_RUNS:
+        voice.say(f"{counted(len(runs) - MOST_RUNS, 'earlier run')}: trainwarden runs")
     answer = worst([state.answer for state in states])
     blind = dict.fromkeys([*left.values(), *(state.blind for state in states if state.blind is not None)])
     not_judged = msgspec.to_builtins(list(blind))

@@ -160,3 +160,14 @@ def test_a_run_that_left_no_record_says_itself_why_it_was_not_judged(
     said = capsys.readouterr()
     assert command == "report" or "NOT JUDGED: quick: no training step was seen; train" in said.out
     assert command != "report" or "NOT JUDGED: no job has left a record" in said.err
+
+
+def test_status_lists_the_last_runs_and_says_where_all_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(6):
+        over(kept(f"j{number}", steps()))
+    run(monkeypatch, "status")
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("run ") for line in lines) == 4
+    assert lines[-1] == "2 earlier runs: trainwarden runs"
