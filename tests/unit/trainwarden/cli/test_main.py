@@ -53,6 +53,8 @@ def test_the_list_shows_every_command_and_imports_none(
     listed = capsys.readouterr().out.partition("Commands:")[2].split("\n")
     names = [line.split()[0] for line in listed if line.startswith("  ") and not line.startswith("   ")]
     assert names == list(COMMANDS)
+    purposes = [line.rstrip(":") for line in listed if line and not line.startswith(" ")]
+    assert purposes == ["Start", "Ask", "Operate", "Train models", "Set up"]
 
 
 @pytest.mark.parametrize(("words", "own"), [("['--help']", set()), ("['plan', '--help']", {"learn", "learn.plan"})])
