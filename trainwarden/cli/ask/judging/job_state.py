@@ -15,6 +15,7 @@ from trainwarden.records import EventRecord, IncidentRecord
 
 GONE_S: Final = 5.0  # all ranks have ended for so long: a launcher that starts them again does so sooner
 UNJUDGED_S: Final = 60.0  # a live detector gives a verdict every few seconds
+UNSEEN_END: Final = Blind("the command that watched it was killed, so how it ended is not known", "run it again")
 _COLUMNS: Final = ("job", "state", "answer", "ranks", "step", "s/iteration", "incidents")
 
 
@@ -52,7 +53,7 @@ def state_of(view: JobView, now_s: float, *, killed: bool = False) -> JobState:
         words = "ended (ranks gone)" if gone else "ended (killed)"
     if incidents or failed:
         return JobState(ended, words, INCIDENT, incidents)
-    blind = _blind(view, now_s, ended=ended)
+    blind = UNSEEN_END if killed and not view.ended and not gone else _blind(view, now_s, ended=ended)
     return JobState(ended, words, HEALTHY if blind is None else NOT_JUDGED, incidents, blind)
 
 

@@ -171,3 +171,12 @@ def test_status_lists_the_last_runs_and_says_where_all_are(
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("run ") for line in lines) == 4
     assert lines[-1] == "2 earlier runs: trainwarden runs"
+
+
+@pytest.mark.parametrize("command", ["status", "incidents", "explain"])
+def test_a_job_whose_watcher_was_killed_is_not_called_healthy(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept("j", steps(), verdict(time.time())).close()
+    assert run(monkeypatch, command) == 3
+    assert "the command that watched it was killed, so how it ended is not known" in capsys.readouterr().out
