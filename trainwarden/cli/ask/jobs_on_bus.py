@@ -58,13 +58,13 @@ def address_of(
     A bus that ``up`` has left in this folder hides no kept run of a job that it does not know.
     """
     address = bus or settings.bus
-    if bus is None and address == DEFAULT_BUS and not _is_known(job):
+    if bus is None and address == DEFAULT_BUS and not is_known_here(job):
         runs = kept_runs.kept() if runs is None else runs
         address = next((run.bus for run in runs if job in (None, run.about.job)), address)
     return address
 
 
-def _is_known(job: str | None) -> bool:
+def is_known_here(job: str | None) -> bool:
     """Whether the bus of this folder is there, and knows of `job` if one is named."""
     if not Path(DEFAULT_BUS.partition(":")[2]).exists():
         return False

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trainwarden.cli.ask.jobs_on_bus import views_of
+from trainwarden.cli.ask.jobs_on_bus import is_known_here, views_of
 from trainwarden.cli.ask.judging.job_state import JobState, left_unjudged, state_of, table, watched
 from trainwarden.cli.ask.runs import run_line, run_object
 from trainwarden.cli.shared import kept_runs
@@ -30,7 +30,8 @@ MOST_RATES: Final = 4  # of one validation; `trainwarden actions` has more
 def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = None) -> int:
     """What every job on the bus is doing; exit codes 0 healthy, 1 an incident or a failed job, 3 not judged.
 
-    Without a bus: the newest run of watch, launch or demo and all that run now, and a line for each of the last.
+    Without a bus: that of this folder, or the newest run of watch, launch or demo; with all runs that run now, and a
+    line for each of the last.
 
     Example: trainwarden status --bus kafka://broker:9092 --json
     """
@@ -62,9 +63,10 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
 
 
 def _current(runs: Sequence[kept_runs.KeptRun]) -> list[kept_runs.KeptRun]:
-    """Of all kept runs the newest, and the others that run now; what `detect` has found does nothing."""
+    """Of all kept runs those that run now, and the newest if no bus is here; what `detect` has found does nothing."""
     jobs = [run for run in runs if not run.is_finding] or list(runs)
-    return jobs[:1] + [run for run in jobs[1:] if run.running]
+    newest = [] if is_known_here(None) else jobs[:1]
+    return newest + [run for run in jobs if run.running and run not in newest]
 
 
 def _details(view: JobView, state: JobState) -> Iterator[str]:

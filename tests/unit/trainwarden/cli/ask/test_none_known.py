@@ -134,6 +134,21 @@ def test_status_tells_of_every_run_that_runs_now(
     assert jobs == (["j", "older"] if other == "running" else ["j"])
 
 
+def test_beside_the_bus_of_this_folder_only_runs_that_run_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `up` leaves it in a folder; a run that is over says nothing of what its jobs do."""
+    over(kept("over", incident("over")))
+    runs = kept("runs", steps(), verdict(time.time()))
+    bus = EmbeddedBus("trainwarden.db")
+    bus.publish(topic_of(verdict(time.time())), "j", verdict(time.time()))
+    bus.flush()
+    bus.close()
+    run(monkeypatch, "status", "--json")
+    assert [one["job"] for one in json.loads(capsys.readouterr().out)["jobs"]] == ["j"] * 2
+    runs.close()
+
+
 def test_what_detect_has_found_hides_no_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
