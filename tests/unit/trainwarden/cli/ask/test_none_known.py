@@ -138,8 +138,8 @@ def test_beside_the_bus_of_this_folder_only_runs_that_run_are_told_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As `up` leaves it in a folder; a run that is over says nothing of what its jobs do."""
-    over(kept("over", incident("over")))
     runs = kept("runs", steps(), verdict(time.time()))
+    over(kept("over", incident("over")))
     bus = EmbeddedBus("trainwarden.db")
     bus.publish(topic_of(verdict(time.time())), "j", verdict(time.time()))
     bus.flush()
