@@ -1,6 +1,6 @@
 """trainwarden: a streaming anomaly-detection and observability pipeline for LLM training."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def autoload() -> None:

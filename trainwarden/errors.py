@@ -9,7 +9,7 @@
     ├── BusError           the bus refused or lost something
     │   ├── BusUnavailable     the bus is away; worth retrying later
     │   └── RecordsRefused     the bus will never take these records; everything else goes on
-    ├── NotJudged          a service of ours that a question needs was not there (exit code 3)
+    ├── NotJudged          what a question needs was not there: a run, a service of ours (exit code 3)
     ├── CollectorError     a source could not be read this time
     ├── DetectorError      a detector could not score this window
     └── LauncherError      the launcher refused or failed an action
@@ -62,7 +62,18 @@ class RecordsRefused(BusError):
 
 
 class NotJudged(WardenError):
-    """A service of ours was not there, so the question has no answer; the message says why and what to do."""
+    """Nothing has run, or a service of ours was not there, so the question has no answer.
+
+    Parameters
+    ----------
+    reason : str
+    remedy : str
+        What to do about it, where that is known.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{reason}; {remedy}" if remedy else reason)
+        self.reason, self.remedy = reason, remedy
 
 
 class CollectorError(WardenError):

@@ -134,7 +134,7 @@ class Failures:
             if not failure.waited
         )  # fmt: skip
         others = sum(failure.role == "cascade" for failure in self._failures.values()) - (not certain)
-        reason = first.reason + (f"; {others} others followed" if others > 0 else "")
+        reason = first.reason + (f"; {others} other{'s' if others > 1 else ''} followed" if others > 0 else "")
         return Vote(
             opinion="anomalous",
             score=1.0 if certain else 0.7,

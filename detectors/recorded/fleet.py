@@ -112,8 +112,8 @@ def judge_fleet_job(
     settings: DetectionSettings,
     names: Sequence[str],
     progress: Callable[[float], None] = lambda share: None,
-) -> dict[str, Any]:
-    """The object of one job (contracts: as of a recorded folder); suspects' reasons end in the GPU's UUID."""
+) -> tuple[dict[str, Any], list[IncidentRecord]]:
+    """The object of one job (contracts: as of a recorded folder) and its incidents; reasons end in the GPU's UUID."""
     facts = facts_of(dict(job.families), job.name)
     samples = FleetSamples(list(job.families.values()))
     recorded = RecordedJob(job.name, Path())
@@ -126,7 +126,7 @@ def judge_fleet_job(
     answer["input"] |= _input(job)
     if silent := silent_nodes(dict(job.families)):
         answer["silent"] = silent
-    return answer
+    return answer, result.incidents
 
 
 def _input(job: FleetJob) -> dict[str, Any]:

@@ -126,6 +126,15 @@ def test_watch_judges_a_job(installed: Installed) -> None:
     assert "healthy, no incident: " in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("command", ["status", "incidents", "explain", "report", "runs", "nodes", "actions"])
+def test_where_nothing_has_run_a_question_is_not_judged(command: str, installed: Installed, tmp_path: Path) -> None:
+    done = subprocess.run(
+        installed.command(command), env={**installed.environ, "XDG_STATE_HOME": str(tmp_path)}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "NOT JUDGED: " in done.stdout + done.stderr) == (3, True), done.stdout + done.stderr
+
+
 def test_a_failed_job_is_explained_and_its_status_told(installed: Installed) -> None:
     done = installed.run("watch", "--json", "failed.json", "--", str(installed.python), "-c", "import dta")
     (incident,) = json.loads((installed.folder / "failed.json").read_text())["incidents"]
@@ -227,6 +236,10 @@ def test_importing_such_a_name_finds_nothing_of_ours(python: str, installed: Ins
         (("watch", "--config", "models.toml", "--", "touch", "started"), "train"),
         (("launch", "--nproc", "1", "--config", "models.toml", "--", "touch", "started"), "train"),
         (("up", "--config", "models.toml"), "train"),
+        (("trainer",), "train"),
+        (("detector", "--config", "models.toml"), "train"),
+        (("engine", "--config", "kubernetes.toml"), "kubernetes"),
+        (("agent", "--config", "lz4.toml"), "compression"),
     ],
 )
 def test_what_needs_an_extra_names_it_before_anything_starts(
@@ -234,6 +247,8 @@ def test_what_needs_an_extra_names_it_before_anything_starts(
 ) -> None:
     installed: Installed = request.getfixturevalue("with_torch" if words[0] == "launch" else "installed")
     (installed.folder / "models.toml").write_text('[detection]\nmodels = "http://127.0.0.1:9/"\n')
+    (installed.folder / "kubernetes.toml").write_text('[engine]\nlauncher = "kubernetes"\n')
+    (installed.folder / "lz4.toml").write_text('bus = "kafka://127.0.0.1:9"\n[kafka]\ncompression = "lz4"\n')
     done = installed.run(*words)
     assert done.returncode == 2, done.stdout + done.stderr
     (said,) = done.stderr.strip().splitlines()

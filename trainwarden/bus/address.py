@@ -40,6 +40,22 @@ def connect(address: str, kafka: Mapping[str, Any] | None = None, *, limit_bytes
     return KafkaBus(place, parse(KafkaConfig, dict(kafka or {}), "kafka"))
 
 
+def check(address: str, kafka: Mapping[str, Any] | None = None) -> None:
+    """Refuse what `connect` would refuse for good, without reaching for anything.
+
+    Raises
+    ------
+    ConfigError
+        If the address is neither form, or the Kafka engine cannot be set up so.
+    """
+    place = place_of(address) if address != "embedded" else ""
+    if not isinstance(place, str):
+        from trainwarden.bus.kafka.client import Clients, KafkaConfig
+        from trainwarden.settings import parse
+
+        Clients(place, parse(KafkaConfig, dict(kafka or {}), "kafka"))
+
+
 def place_of(address: str) -> str | list[str]:
     """The file of an embedded bus, or the brokers of Kafka.
 

@@ -11,7 +11,7 @@ import typer
 
 from trainwarden import __version__
 from trainwarden.cli.lazy import Entry, LazyGroup
-from trainwarden.cli.shared.output import open_streams, with_json_target
+from trainwarden.cli.shared.output import json_target, open_streams, with_json_target, write_json
 from trainwarden.errors import ConfigError, DataError, NotJudged, WardenError
 from trainwarden.torchrun.signals import foreign_signals
 
@@ -241,6 +241,17 @@ def main(
     pass
 
 
+def _not_judged(error: NotJudged) -> int:
+    """The third of the answers in words and, where that was asked for, in JSON; its exit code."""
+    typer.echo(f"trainwarden: NOT JUDGED: {error}", err=True)
+    blind = {"reason": error.reason, "remedy": error.remedy}
+    try:
+        write_json({"answer": "not judged", "not_judged": [blind]}, json_target(sys.argv[1:]))
+    except (ConfigError, OSError) as unwritten:
+        typer.echo(f"trainwarden: {unwritten}", err=True)
+    return 3
+
+
 def run() -> None:
     """The console script: errors of use are one sentence and exit code 2."""
     if sys.argv[1:2] in (["watch"], ["launch"]):  # they pass such signals on, as soon as there is somebody to have them
@@ -257,8 +268,7 @@ def run() -> None:
         typer.echo(f"trainwarden: {error}", err=True)
         sys.exit(2)
     except NotJudged as error:
-        typer.echo(f"trainwarden: NOT JUDGED: {error}", err=True)
-        sys.exit(3)
+        sys.exit(_not_judged(error))
     except WardenError as error:
         typer.echo(f"trainwarden: {error}", err=True)
         sys.exit(1)

@@ -86,7 +86,7 @@ class Clients:
         self.servers = list(servers)
         if not _INSTALLED[config.compression]:
             raise ConfigError(
-                f"kafka: compression '{config.compression}' needs its Python package, which is not installed"
+                f"kafka: compression '{config.compression}' needs its package: pip install 'trainwarden[compression]'"
             )
         check(config)
         for server in servers:

@@ -44,7 +44,7 @@ def actions(
     Example: trainwarden actions --since 12h
     """
     voice, settings = Voice(json), load(config)
-    with open_bus(bus, config, job) as connected:
+    with open_bus(bus, config, job, asks=word == "list") as connected:
         if word == "list":
             _list(connected, settings, job, since_of(since, time.time()), voice)
             return 0

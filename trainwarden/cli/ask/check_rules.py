@@ -135,7 +135,8 @@ def look(bus: Bus, job: str | None, limits: Limits, now_s: float) -> Answer:
     found.sort(key=lambda it: -BADNESS.index(it[0]))
     live = {name: one for name, one in seen.items() if one.measured or one.heard_s is not None}
     if not found:
-        said = f"job {job} is over" if job in ended else f"{counted(len(live), 'job')} heard of, no incident"
+        calm = f"{counted(len(live), 'job')} heard of, no incident" if live else "no job is heard of: nothing to judge"
+        said = f"job {job} is over" if job in ended else calm
         found = [(State.OK, said)]
     return Answer(found[0][0], tuple(text for _, text in found), _performance(seen, live, limits, now_s))
 

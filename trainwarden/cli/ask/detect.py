@@ -135,7 +135,7 @@ def standard_input() -> Iterator[Path]:
 
 def _fleet(door: Door, span: Span, detectors: str | None, config: Path | None, voice: Voice) -> int:
     began_s = time.monotonic()
-    answer = judged_fleet(door, span, detectors, config)
+    answer, records = judged_fleet(door, span, detectors, config)
     for note in answer["partial"]:
         sys.stderr.write(f"trainwarden: this is a partial answer: {note}\n")
     for job in answer["jobs"]:
@@ -143,6 +143,7 @@ def _fleet(door: Door, span: Span, detectors: str | None, config: Path | None, v
         for sentence in job.get("silent", ()):
             voice.say(f"  {sentence}")
     said = answer_of_all(answer["jobs"])
+    keep_result("detect-prometheus", records, {"answer": said})
     voice.answer({**answer, "answer": said, "wall_s": round(time.monotonic() - began_s, 3)})
     return EXIT_CODES[said]
 

@@ -6,13 +6,14 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from trainwarden.cli.ask.detect_jobs import asked_detectors
 from trainwarden.cli.ask.judging.detect_answer import answered
 from trainwarden.cli.shared.formatting import counted, moment
 from trainwarden.cli.shared.options import length_of, since_of, time_of
 from trainwarden.errors import ConfigError
+from trainwarden.records import IncidentRecord
 
 DEFAULT_SINCE: Final = "30m"
 TELL_EVERY_S: Final = 2.0
@@ -90,8 +91,15 @@ class Door:
     client_cert: Path | None = None
 
 
-def judged_fleet(door: Door, span: Span, detectors: str | None, config: Path | None) -> dict[str, Any]:
-    """The objects of all jobs of the fleet, and in ``partial`` what could not be read.
+class Fleet(NamedTuple):
+    """The objects of all jobs, what could not be read of them in ``partial``, and the incidents."""
+
+    answer: dict[str, Any]
+    records: list[IncidentRecord]
+
+
+def judged_fleet(door: Door, span: Span, detectors: str | None, config: Path | None) -> Fleet:
+    """All jobs of the fleet, judged.
 
     Raises
     ------
@@ -120,7 +128,8 @@ def judged_fleet(door: Door, span: Span, detectors: str | None, config: Path | N
     if span.by is not None and not any(group for one in fleet.families.values() for group in one.groups):
         fleet.note(f"no series has the label {span.by!r}: everything is one job")
     jobs = [judge_fleet_job(job, settings, names, teller.judged) for job in jobs_of(fleet)]
-    return {"jobs": [job | answered(job, _judges(job, names)) for job in jobs], "partial": fleet.notes}
+    objects = [job | answered(job, _judges(job, names)) for job, _ in jobs]
+    return Fleet({"jobs": objects, "partial": fleet.notes}, [one for _, found in jobs for one in found])
 
 
 def _judges(job: dict[str, Any], names: tuple[str, ...]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
@@ -9,7 +10,8 @@ import msgspec
 import typer
 
 from trainwarden.actions.remedies.policy import Rules
-from trainwarden.cli.ask.jobs_on_bus import bus_of_incident
+from trainwarden.cli.ask.jobs_on_bus import bus_of_incident, views_of
+from trainwarden.cli.ask.judging.no_incident import say_none
 from trainwarden.cli.shared.answers import INCIDENT
 from trainwarden.cli.shared.follow import short_id
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
@@ -17,7 +19,7 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.dashboards.explain.explanation import NEAR_S, Explanation, opening
 from trainwarden.dashboards.explain.explanation import explain as explained
 from trainwarden.dashboards.explain.ladder import ladder
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, NotJudged
 from trainwarden.protocols import Bus
 from trainwarden.records import ActionRecord, IncidentKind, IncidentRecord, VerdictRecord
 from trainwarden.settings import EngineSettings, load
@@ -44,6 +46,8 @@ def explain(
 ) -> int:
     """One incident in plain words: what, where, the evidence, why not others, and what to do next.
 
+    The exit code is 0 where there was one to explain, or where there is none and all is well; 3 if nothing was judged.
+
     Without --bus, kept runs and kept results of detect are searched as well.
 
     Example: trainwarden explain
@@ -52,8 +56,12 @@ def explain(
     """
     voice = Voice(json)
     settings = load(config)
-    with bus_of_incident(incident, bus, config, job) as (connected, name):
-        told, found = _explained(connected, name, settings.node)
+    try:
+        with bus_of_incident(incident, bus, config, job) as (connected, name):
+            told, found = _explained(connected, name, settings.node)
+    except NotJudged:
+        alone = bus is None and config is None
+        return say_none(views_of(bus, config, job), time.time(), voice, alone=alone, incident=None)
     remedies = _remedies(told.kind, settings.engine)
     for text in shown(found, remedies, everything=everything):
         voice.say(text)

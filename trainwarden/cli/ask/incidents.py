@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from trainwarden.cli.ask.jobs_on_bus import addresses_of, open_bus, read_jobs
-from trainwarden.cli.shared.answers import EXIT_CODES, HEALTHY, INCIDENT, NOT_JUDGED, Blind
-from trainwarden.cli.shared.follow import JobView, incident_line
+from trainwarden.cli.ask.jobs_on_bus import views_of
+from trainwarden.cli.ask.judging.no_incident import say_none
+from trainwarden.cli.shared.answers import EXIT_CODES, INCIDENT
+from trainwarden.cli.shared.follow import incident_line
 from trainwarden.cli.shared.formatting import moment
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, since_of
 from trainwarden.cli.shared.output import Voice
 from trainwarden.json_objects import incident_object
-
-UNJUDGED: Final = Blind(
-    "no detector has judged any job here", "start one: trainwarden up, or trainwarden watch -- COMMAND"
-)
 
 
 def incidents(
@@ -44,28 +39,16 @@ def incidents(
     """
     voice = Voice(json)
     since_s = since_of(since, time.time())
-    views = list(_views(bus, config, job))
-    judged = any(view.verdicts for view in views)
+    views = views_of(bus, config, job)
     records = [one for view in views for one in view.incidents.values()]
     records = [one for one in records if one.wants_action or not open_only]
     if since_s is not None:
         records = [one for one in records if one.closed_at_s is None or one.closed_at_s >= since_s]
+        views = [view for view in views if (heard_s := view.heard_s()) is None or heard_s >= since_s]
+    if not records:
+        return say_none(views, time.time(), voice, alone=bus is None and config is None, incidents=[])
     records.sort(key=lambda record: record.opened_at_s)
     for record in records:
         voice.say(f"{moment(record.opened_at_s)} {incident_line(record)}")
-    if not records:
-        voice.say("no incident" if judged else f"NOT JUDGED: {UNJUDGED}")
-    answer = INCIDENT if records else HEALTHY if judged else NOT_JUDGED
-    voice.answer({"answer": answer, "incidents": [incident_object(record) for record in records]})
-    return EXIT_CODES[answer]
-
-
-def _views(bus: str | None, config: Path | None, job: str | None) -> Iterator[JobView]:
-    """Every job of the bus that was named, or of the bus at hand and all kept runs."""
-    if bus is not None or not (addresses := addresses_of(bus, config, job)):
-        with open_bus(bus, config, job) as connected:
-            yield from read_jobs(connected, job).values()
-        return
-    for address in addresses:
-        with open_bus(address, config) as connected:
-            yield from read_jobs(connected, job).values()
+    voice.answer({"answer": INCIDENT, "incidents": [incident_object(record) for record in records]})
+    return EXIT_CODES[INCIDENT]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainwarden.cli.ask.jobs_on_bus import bus_of_incident, open_bus
+from trainwarden.cli.shared.answers import BEGIN
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, NotJudged
 from trainwarden.protocols import Bus
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def report(
 
     with _bus(incident, bus, config, job) as (connected, name):
         jobs = read_whole(connected, job)
+        if not jobs and job is None:
+            raise NotJudged("no job has left a record here that a report could show", BEGIN)
         told, one = _meant(jobs, name)
         if one is not None:
             title, summary = f"trainwarden: {one.kind} of {told.job}", one.reason

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import msgspec
 
 from trainwarden.cli.shared import kept_runs
+from trainwarden.cli.shared.answers import BEGIN, EXIT_CODES, NOT_JUDGED, Blind
 from trainwarden.cli.shared.formatting import counted
 from trainwarden.cli.shared.options import Json
 from trainwarden.cli.shared.output import Voice
+
+NOTHING_RUN: Final = Blind("nothing has run here yet", BEGIN)
 
 
 def runs(*, json: Json = None) -> int:
@@ -24,8 +28,13 @@ def runs(*, json: Json = None) -> int:
         voice.say(f"{run_line(run)}  {size / 1e6:,.1f} MB")
     total = f"{counted(len(kept), 'run')}, {sum(sizes) / 1e6:,.1f} MB in {kept_runs.place()}"
     voice.say(f"{total} (limits: runs.keep_days and runs.total_bytes)")
-    voice.answer({"runs": [run_object(run) | {"bytes": size} for run, size in zip(kept, sizes, strict=True)]})
-    return 0
+    more = {}
+    if not kept:
+        voice.say(f"NOT JUDGED: {NOTHING_RUN}")
+        more = {"answer": NOT_JUDGED, "not_judged": [msgspec.to_builtins(NOTHING_RUN)]}
+    rows = [run_object(run) | {"bytes": size} for run, size in zip(kept, sizes, strict=True)]
+    voice.answer({"runs": rows, **more})
+    return 0 if kept else EXIT_CODES[NOT_JUDGED]
 
 
 def run_line(run: kept_runs.KeptRun) -> str:

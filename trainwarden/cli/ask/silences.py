@@ -44,7 +44,7 @@ def silences(
     until_s = _until_s(word, lasts, now_s)
     if word != "list" and job is None and kind is None and node is None:
         raise ConfigError(f"silences {word}: of which --job, --kind or --node? `trainwarden actions stop` stops all")
-    with open_bus(bus, config, job) as connected:
+    with open_bus(bus, config, job, asks=word == "list") as connected:
         standing = _standing(connected, now_s, settings)
         if word == "list":
             _list([one for one in standing if job is None or one.job in (job, EVERY_JOB)], voice)

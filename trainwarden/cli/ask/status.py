@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from trainwarden.cli.ask.jobs_on_bus import open_bus, read_jobs
-from trainwarden.cli.ask.judging.job_state import JobState, state_of, table
+from trainwarden.cli.ask.jobs_on_bus import is_known_here, views_of
+from trainwarden.cli.ask.judging.job_state import JobState, left_unjudged, state_of, table, watched
 from trainwarden.cli.ask.runs import run_line, run_object
 from trainwarden.cli.shared import kept_runs
-from trainwarden.cli.shared.answers import EXIT_CODES, worst
+from trainwarden.cli.shared.answers import BEGIN, EXIT_CODES, HEALTHY, Blind, worst
 from trainwarden.cli.shared.follow import JobView, incident_line
+from trainwarden.cli.shared.formatting import counted
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.json_objects import incident_object
@@ -21,13 +22,16 @@ from trainwarden.launching import rates_in
 from trainwarden.parallelism.layout import Layout
 from trainwarden.records import ActionRecord, IncidentRecord, basis_said
 
+NO_JOB: Final = Blind("no job on this bus yet", BEGIN)
+MOST_RUNS: Final = 4  # that are kept; `trainwarden runs` has all
 MOST_RATES: Final = 4  # of one validation; `trainwarden actions` has more
 
 
 def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = None) -> int:
     """What every job on the bus is doing; exit codes 0 healthy, 1 an incident or a failed job, 3 not judged.
 
-    Without a bus: the newest run of watch, launch or demo, and a line for each earlier one that is kept.
+    Without a bus: that of this folder, or the newest run of watch, launch or demo; with all runs that run now, and a
+    line for each of the last.
 
     Example: trainwarden status --bus kafka://broker:9092 --json
     """
@@ -35,23 +39,34 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
     voice = Voice(json)
     alone = bus is None and config is None
     runs = kept_runs.kept() if alone else []
-    killed = {run.about.job for run in runs if not run.running and run.about.result is None}
-    with open_bus(bus, config) as connected:
-        views = [view for _, view in sorted(read_jobs(connected).items())]
-        states = [state_of(view, time.time(), killed=view.job in killed) for view in views]
-        rows = [_row(view, state) for view, state in zip(views, states, strict=True)]
-        for text in table(zip(views, states, strict=True)):
+    views = views_of(bus, config, runs=_current(runs))
+    now_s, killed = time.time(), kept_runs.killed_jobs() if alone else set()
+    states = [state_of(view, now_s, killed=view.job in killed) for view in views]
+    rows = [_row(view, state) for view, state in zip(views, states, strict=True)]
+    for text in table(zip(views, states, strict=True)):
+        voice.say(text)
+    for view, state in zip(views, states, strict=True):
+        for text in _details(view, state):
             voice.say(text)
-        for view, state in zip(views, states, strict=True):
-            for text in _details(view, state):
-                voice.say(text)
-        if not rows:
-            voice.say("NOT JUDGED: no job on this bus yet; begin one: trainwarden watch -- COMMAND")
-    for run in runs:
+    left = {} if rows else left_unjudged(_current(runs)) or {"": NO_JOB}
+    for job, why in left.items():
+        voice.say(f"NOT JUDGED: {job}{': ' if job else ''}{why}")
+    for run in runs[:MOST_RUNS]:
         voice.say(run_line(run))
+    if len(runs) > MOST_RUNS:
+        voice.say(f"{counted(len(runs) - MOST_RUNS, 'earlier run')}: trainwarden runs")
     answer = worst([state.answer for state in states])
-    voice.answer({"answer": answer, "jobs": rows, "runs": [run_object(run) for run in runs]})
+    blind = dict.fromkeys([*left.values(), *(state.blind for state in states if state.blind is not None)])
+    not_judged = msgspec.to_builtins(list(blind))
+    voice.answer({"answer": answer, "not_judged": not_judged, "jobs": rows, "runs": [run_object(run) for run in runs]})
     return EXIT_CODES[answer]
+
+
+def _current(runs: Sequence[kept_runs.KeptRun]) -> list[kept_runs.KeptRun]:
+    """Of all kept runs those that run now, and the newest if no bus is here; what `detect` has found does nothing."""
+    jobs = [run for run in runs if not run.is_finding] or list(runs)
+    newest = [] if is_known_here(None) else jobs[:1]
+    return newest + [run for run in jobs if run.running and run not in newest]
 
 
 def _details(view: JobView, state: JobState) -> Iterator[str]:
@@ -60,6 +75,8 @@ def _details(view: JobView, state: JobState) -> Iterator[str]:
 
     if state.blind is not None:
         yield f"  {view.job} NOT JUDGED: {state.blind}"
+    elif state.answer == HEALTHY:
+        yield f"  {view.job} healthy: {watched(view)}"
     if (basis := view.basis()) is not None and basis != ("host", ""):
         yield f"  times of steps are {basis_said(*basis)}"
     if (layout := view.layouts.layout()) is not None:

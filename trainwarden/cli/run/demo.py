@@ -15,7 +15,7 @@ from trainwarden.cli.run.demo_plan import DEADLINE_S, DemoPlan
 from trainwarden.cli.run.job_here import JobHere
 from trainwarden.cli.run.job_run import JobRun
 from trainwarden.cli.run.machines import why_none
-from trainwarden.cli.shared.answers import NOT_JUDGED
+from trainwarden.cli.shared.answers import EXIT_CODES, NOT_JUDGED
 from trainwarden.cli.shared.extras import need
 from trainwarden.cli.shared.follow import record_line
 from trainwarden.cli.shared.options import BusAddress, EngineMode, Json, Keep
@@ -72,8 +72,9 @@ def demo(
     try:
         result = _carried_out(plan, bus, keep, voice)
     except NotJudged as error:
+        voice.say(f"NOT JUDGED: {error}")
         voice.answer({"ok": False, "answer": NOT_JUDGED, "why_not": str(error)})
-        raise
+        return EXIT_CODES[NOT_JUDGED]
     kept = "recording" if keep is None else str(keep)
     if keep is not None:
         voice.say(f"recorded folder: {keep}")

@@ -18,6 +18,7 @@ import msgspec
 from trainwarden import rundir
 from trainwarden.bus import address as buses
 from trainwarden.cli.run.outcome.job_answer import (
+    ENDS_NO_JOB,
     answer_of,
     bare_incident,
     blindness,
@@ -294,15 +295,30 @@ class JobRun:
         Where nothing can be followed any more nothing is waited for: the exit code is the command's own.
         """
         view = self.follower.view
+        self.look(voice)
+        if not self._may_tell_more():
+            return
         deadline = time.monotonic() + DRAIN_S
         while time.monotonic() < deadline and not self._blind and not {"agent", "detector"} & self._lost.keys():
-            self.look(voice)
             if view.ended and any(verdict.phase == "ended" for verdict in view.verdicts):
                 break
+            self.look(voice)
         # Last words of ranks may still be on their way from the agent.
-        last_s = time.monotonic() + LAST_WORDS_S
+        last_s = time.monotonic() + (LAST_WORDS_S if self._failed() or self._trained() else 0.0)
         while time.monotonic() < last_s and not self._blind:
             self.look(voice)
+
+    def _may_tell_more(self) -> bool:
+        """Whether anything that a detector could judge may still come: not of a quiet command that was no training."""
+        written = any((self.run_dir / rundir.LOGS).glob("*.log"))
+        return written or self._failed() or self._trained() or bool(self.follower.view.verdicts)
+
+    def _failed(self) -> bool:
+        return self._end is None or self._end.fields.get("exit_code") != 0
+
+    def _trained(self) -> bool:
+        """Whether any rank was heard of, by its hook or by the agent."""
+        return bool(self.follower.view.ranks()) or any((self.run_dir / rundir.HOOK).glob("rank-*"))
 
     def keep(self, folder: Path | None, voice: Voice) -> None:
         """Write what is on the bus of this job as a recorded folder, if one was asked for.
@@ -358,8 +374,9 @@ class JobRun:
         return view.incident_objects()
 
     def _known(self) -> list[IncidentRecord]:
-        """What was found of the job, but for what a detector has closed that is not there any more."""
-        return [one for one in self.follower.view.incidents.values() if one.wants_action or not self._lost]
+        """What may have ended the job, but for what a detector has closed that is not there any more."""
+        found = [one for one in self.follower.view.incidents.values() if one.kind not in ENDS_NO_JOB]
+        return [one for one in found if one.wants_action or not self._lost]
 
     def _judge_end(self, end: EventRecord) -> None:
         """Judge by what the run has left, unless its detector was only late: on a busy host this look takes seconds."""

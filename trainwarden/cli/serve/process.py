@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwarden import plugins, rundir
+from trainwarden.cli.shared.extras import check_service_extras
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.settings import Settings, load
 from trainwarden.torchrun.signals import ignore_foreign
@@ -67,6 +68,7 @@ def service(name: str, *, run_dir: Path | None, config: Path | None, with_parent
     one_blas_thread()
     settings = load(config)
     plugins.bring(settings)
+    check_service_extras(settings, (name,))
     stop = StopFlag(with_parent=with_parent)
     run, state = folders(settings, run_dir)
     log.info("service starts", extra={"fields": {"service": name, "job": settings.job, "pid": os.getpid()}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -11,11 +12,13 @@ from typing import Final
 from trainwarden import rundir
 from trainwarden.cli.serve.process import StopFlag, folders
 from trainwarden.cli.shared.extras import check_services
+from trainwarden.cli.shared.formatting import how_ended
 from trainwarden.cli.shared.machine import PACKAGE
 from trainwarden.cli.shared.options import ConfigFile, RunDir
 from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.page_beside import PageBeside
 from trainwarden.cli.shared.stack import LocalStack
+from trainwarden.errors import NotJudged
 from trainwarden.settings import Settings, load
 
 WATCHING: Final = ("agent", "detector", "engine")
@@ -44,17 +47,15 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
     shared = learning(settings)
     rendezvous = RendezvousBeside(settings, run, address)
     stack = LocalStack(run, {"TRAINWARDEN_BUS": address, **shared, **rendezvous.engine}, config)
-    for name in (*WATCHING, *(LEARNING if shared else ())):
-        stack.start(name)
-    page = PageBeside(stack, run)
-    voice.say(f"agent, detector and engine are up on {address}; run folder {run}; stop with Ctrl-C")
-    if shared:
-        models, folder = shared["TRAINWARDEN_TRAINER_REGISTRY"], shared["TRAINWARDEN_ARCHIVE_FOLDER"]
-        shows = f"mlflow ui --backend-store-uri {models}" if models.startswith("sqlite:") else f"see {models}"
-        voice.say(f"metric models are trained from {folder}; {shows}")
-    voice.say(f"a job joins it by its environment: env {joining(run, settings.job)} python train.py")
-    learn = set(LEARNING) if shared else set()
     try:
+        page = _start(stack, run, (*WATCHING, *(LEARNING if shared else ())))
+        voice.say(f"agent, detector and engine are up on {address}; run folder {run}; stop with Ctrl-C")
+        if shared:
+            models, folder = shared["TRAINWARDEN_TRAINER_REGISTRY"], shared["TRAINWARDEN_ARCHIVE_FOLDER"]
+            shows = f"mlflow ui --backend-store-uri {models}" if models.startswith("sqlite:") else f"see {models}"
+            voice.say(f"metric models are trained from {folder}; {shows}")
+        voice.say(f"a job joins it by its environment: env {joining(run, settings.job)} python train.py")
+        learn = set(LEARNING) if shared else set()
         while not stop():
             time.sleep(0.2)
             stack.check(WATCHING)
@@ -67,12 +68,30 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
     return 0
 
 
+def _start(stack: LocalStack, run: Path, services: Sequence[str]) -> PageBeside:
+    """Start `services` and the page.
+
+    Raises
+    ------
+    NotJudged
+        If the process of one cannot be started.
+    """
+    try:
+        for name in services:
+            stack.start(name)
+        return PageBeside(stack, run)
+    except OSError as error:
+        what = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+        remedy = "let this user run that program, or free processes and memory"
+        raise NotJudged(f"a service cannot be started: {what}", remedy) from error
+
+
 def _ended(stack: LocalStack, services: set[str]) -> str | None:
     """That one of `services` has ended, which is taken out of them."""
     for name in services:
         if (code := stack.returncode(name)) is not None:
             services.remove(name)
-            return f"{name} ended with exit code {code}, so no models are trained: {stack.log_path(name)}"
+            return f"{name} {how_ended(code)}, so no models are trained: {stack.log_path(name)}"
     return None
 
 

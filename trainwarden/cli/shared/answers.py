@@ -14,6 +14,7 @@ Answer = Literal["incident", "healthy", "not judged"]
 INCIDENT: Final[Answer] = "incident"
 HEALTHY: Final[Answer] = "healthy"
 NOT_JUDGED: Final[Answer] = "not judged"
+BEGIN: Final = "begin one: trainwarden watch -- COMMAND"
 EXIT_CODES: Final[dict[Answer, int]] = {HEALTHY: 0, INCIDENT: 1, NOT_JUDGED: 3}
 
 

@@ -50,14 +50,31 @@ def check_services(settings: Settings, services: Collection[str]) -> None:
     ConfigError
         With the setting and the extra.
     """
-    from trainwarden.trainer_offline.registry.address import is_registry
-
-    if "detector" in services and settings.detection.models and is_registry(settings.detection.models):
-        need("mlflow", "detection.models (a registry)")
+    check_service_extras(settings, services)
     if services and settings.metrics_web_config:
         need("bcrypt", "metrics_web_config")
         need("yaml", "metrics_web_config")
     if settings.commands.key or settings.commands.trusted:
         need("cryptography", "commands.key and commands.trusted")
+
+
+def check_service_extras(settings: Settings, services: Collection[str]) -> None:
+    """Refuse `services` without the extras that the work they are set to needs, and a bus that nobody could use.
+
+    Raises
+    ------
+    ConfigError
+        With the setting and the extra.
+    """
+    from trainwarden.bus.address import check
+    from trainwarden.trainer_offline.registry.address import is_registry
+
+    check(settings.bus, settings.kafka)
+    if "detector" in services and settings.detection.models and is_registry(settings.detection.models):
+        need("mlflow", "detection.models (a registry)")
+    if "trainer" in services:
+        need("mlflow", "trainer")
+        if settings.trainer.dask:
+            need("distributed", "trainer.dask")
     if "engine" in services and settings.engine.launcher == "kubernetes":
         need("kubernetes", "engine.launcher = 'kubernetes'")

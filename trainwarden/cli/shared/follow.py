@@ -153,6 +153,12 @@ class JobView:
         """Where the newest times of most ranks come from, and what they compute on behind the host's back."""
         return Counter(self._bases.values()).most_common(1)[0][0] if self._bases else None
 
+    def heard_s(self) -> float | None:
+        """When something was last heard of the job, by whoever told it."""
+        told = [beat.time_s for beat in self.heartbeats.values()]
+        told += [verdict.time_s for verdict in self.verdicts]
+        return max((*told, *(event.time_s for event in self.events)), default=None)
+
     def ranks(self) -> list[int]:
         """Ranks that have told something, ascending."""
         return sorted(self._ranks | {r for beat in self.heartbeats.values() for r in beat.ranks})

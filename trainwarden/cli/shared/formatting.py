@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import UTC, datetime
 from typing import Final
 
@@ -35,3 +36,19 @@ def moment(time_s: float) -> str:
     if time_s < EPOCH_FROM_S:
         return f"{round(time_s, 3):.12g} s"
     return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def how_ended(returncode: int) -> str:
+    """How a process ended, by what `subprocess` says of it.
+
+    Examples
+    --------
+    >>> how_ended(3), how_ended(-9), how_ended(-40)
+    ('ended with exit code 3', 'was killed by SIGKILL', 'was killed by signal 40')
+    """
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:  # a real-time one, or none of this system
+        return f"was killed by signal {-returncode}"

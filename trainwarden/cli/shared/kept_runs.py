@@ -21,6 +21,7 @@ import secrets
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from trainwarden.state import load_json, save_json
 log = logging.getLogger("trainwarden.cli")
 
 LEAST_FREE_BYTES = 32 * 2**20  # an embedded bus, and the logs of a short run
+DETECT = ("detect",)  # the command of what `detect` keeps
 _ABOUT = "run.json"
 _LOCK = "run.lock"
 UNTOLD_S = 86_400.0  # a folder that does not say what it was is given so long
@@ -58,6 +60,11 @@ class KeptRun:
     path: Path
     about: About
     running: bool
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether it is what ``detect`` has found in a recording, and no job that ran."""
+        return self.about.command == DETECT
 
     @property
     def bus(self) -> str:
@@ -131,7 +138,7 @@ def begin(job: str, command: Sequence[str], limits: RunsSettings) -> OwnRun:
         (runs / name).mkdir(mode=0o700)
         run, on_memory = _make(runs / name, job, command)
     except OSError as error:
-        path = Path(tempfile.mkdtemp(prefix="trainwarden-"))
+        path = Path(tempfile.mkdtemp(prefix=_prefix(runs)))
         run, on_memory = _make(path, job, command)
         words.append(f"runs cannot be kept in {runs} ({error.strerror}): this one is in {path}")
     if not on_memory:
@@ -152,8 +159,29 @@ def _make(path: Path, job: str, command: Sequence[str]) -> tuple[OwnRun, bool]:
 
 
 def kept() -> list[KeptRun]:
-    """This user's runs, newest first."""
-    return [run for path in _folders() if (run := _read(path)) is not None]
+    """This user's runs, newest first; also those for which there was no room where runs are kept."""
+    found = [run for path in (*_folders(), *_elsewhere()) if (run := _read(path)) is not None]
+    return sorted(found, key=lambda run: -run.about.started_at_s)
+
+
+def killed_jobs() -> set[str]:
+    """The jobs of kept runs whose command has ended without a word."""
+    return {run.about.job for run in kept() if not run.running and run.about.result is None}
+
+
+def _prefix(runs: Path) -> str:
+    """How names of folders in the temporary folder begin that stand in for `runs`."""
+    return f"trainwarden-run-{zlib.crc32(os.fsencode(runs)):08x}-"
+
+
+def _elsewhere() -> list[Path]:
+    """Folders of runs in the temporary folder, but for what another user has put there."""
+    prefix = _prefix(place())
+    try:
+        folders = [one for one in os.scandir(tempfile.gettempdir()) if one.name.startswith(prefix)]
+        return [Path(one.path) for one in folders if one.stat(follow_symlinks=False).st_uid == os.getuid()]
+    except OSError:
+        return []
 
 
 def _folders() -> list[Path]:

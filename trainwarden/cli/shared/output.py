@@ -48,6 +48,23 @@ def with_json_target(arguments: Sequence[str]) -> list[str]:
     return out
 
 
+def json_target(arguments: Sequence[str]) -> str | None:
+    """The last target that ``--json`` of `arguments` names (see `with_json_target`).
+
+    Examples
+    --------
+    >>> json_target(["status", "--json", "-"]), json_target(["watch", "--json=out", "--", "x", "--json", "-"])
+    ('-', 'out')
+    """
+    target, before = None, ""
+    for word in arguments:
+        if word == "--":
+            break
+        target = word if before == "--json" else word.removeprefix("--json=") if word.startswith("--json=") else target
+        before = word
+    return target
+
+
 def write_json(value: Any, target: str | None) -> None:
     """Write `value` as one JSON object to `target`: a file, ``-`` for standard output, None for nowhere.
 
@@ -74,10 +91,25 @@ def write_json(value: Any, target: str | None) -> None:
     path = Path(target)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if _is_another_place(path):
+            _write_through(path, text)
+            return
         part.write_bytes(text)
         part.replace(path)
     except OSError as error:
         raise ConfigError(f"--json: '{target}' cannot be written ({error.strerror})") from error
+
+
+def _is_another_place(path: Path) -> bool:
+    """Whether `path` leads elsewhere: a link, ``/dev/stdout``, a pipe, a device. A file in its place would be wrong."""
+    return path.is_symlink() or (path.exists() and not path.is_file())
+
+
+def _write_through(path: Path, text: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK)  # no pipe is waited for
+    os.set_blocking(descriptor, True)
+    with open(descriptor, "wb") as out:
+        out.write(text)
 
 
 def check_json_target(target: str | None) -> None:
@@ -89,6 +121,8 @@ def check_json_target(target: str | None) -> None:
         If its folder does not exist or may not be written to.
     """
     if target in (None, "-"):
+        return
+    if _is_another_place(Path(str(target))):
         return
     folder = Path(str(target)).absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -168,8 +202,7 @@ class Voice:
         except (ConfigError, OSError) as error:
             if self._json_target == "-":
                 _let_go(sys.stdout)
-            else:
-                self.say(f"trainwarden: {error}")
+            self.say(f"trainwarden: {error}")
 
     @property
     def terminal(self) -> bool:

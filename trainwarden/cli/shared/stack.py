@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from trainwarden.cli.shared.formatting import how_ended
 from trainwarden.errors import NotJudged
 from trainwarden.torchrun.files import last_lines, opened, read_part
 from trainwarden.torchrun.signals import held_back
@@ -136,7 +137,7 @@ class LocalStack:
             code = self.returncode(service)
             if code is not None:
                 tail = "\n".join(last_lines(self.log_path(service), 2000))
-                raise NotJudged(f"{service} ended with exit code {code}:\n{tail}")
+                raise NotJudged(f"{service} {how_ended(code)}:\n{tail}")
 
     def stop(self, *services: str, more_s: float = 0.0) -> None:
         """Stop `services` (all if none are named): politely, then for good; `more_s` is for what they stop first."""

@@ -96,6 +96,16 @@ def test_every_kind_has_a_next_step_that_exists(kind):
             assert words[0] != "trainwarden" or words[1] in COMMANDS
 
 
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_on_its_own_node_nobody_goes_by_ssh_or_is_sent_to_a_tool_that_is_not_there(monkeypatch, has_gpu):
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if has_gpu or name != "nvidia-smi" else None)
+    suspects = (Suspect(score=1.0, reason="r", rank=1, node="n1"),)
+    told = explain(incident(kind="gpu_lost", suspects=suspects), here="n1")
+    assert not any(line.startswith("ssh ") for line in told.next)
+    assert any(line.startswith("nvidia-smi -L") for line in told.next) is has_gpu
+    assert explain(incident(kind="gpu_lost", suspects=suspects), here="n2").next[0].startswith("ssh n1 ")
+
+
 def test_hostile_names_are_shown_and_not_obeyed():
     evil = "n1; rm -rf / #\x1b[2J\n$(reboot)"
     told = explain(

@@ -44,6 +44,7 @@ def test_blamed_metrics_come_first_and_the_suspect_stands_beside_its_peers() -> 
     (who, before, during), (others, peers_before, peers_during) = clock["numbers"]
     assert (who, before[:4], during[:4]) == ("suspect", "1.71", "1.11")
     assert (others, peers_before[:4], peers_during[:4]) == ("peers", "1.71", "1.71")
+    assert all(clock[line] for line in ("own", "peers", "band"))  # drawn, too
     assert {"gpu_temperature_celsius", "rank_cpu_ratio", "gpu_memory_used_bytes", "nic_rdma_transmit_bytes"} <= set(
         shown
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def test_the_list_shows_every_command_and_imports_none(
     listed = capsys.readouterr().out.partition("Commands:")[2].split("\n")
     names = [line.split()[0] for line in listed if line.startswith("  ") and not line.startswith("   ")]
     assert names == list(COMMANDS)
+    purposes = [line.rstrip(":") for line in listed if line and not line.startswith(" ")]
+    assert purposes == ["Start", "Ask", "Operate", "Train models", "Set up"]
 
 
 @pytest.mark.parametrize(("words", "own"), [("['--help']", set()), ("['plan', '--help']", {"learn", "learn.plan"})])
@@ -91,6 +94,11 @@ def test_a_full_disk_behind_standard_output_is_one_sentence_and_no_anomaly() -> 
     assert said.returncode == 2
     last = said.stderr.decode().splitlines()[-1]
     assert last == "trainwarden: standard output cannot be written (No space left on device)"
+
+
+def test_the_version_is_the_wheels() -> None:
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert about["version"] == __version__
 
 
 def test_python_m_trainwarden_is_the_command(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def say(
 ) -> int:
     """Say it to the engines, wait for what one of them makes of it, and tell that."""
     voice, clock, settings = Voice(json), SystemClock(), load(config)
-    with open_bus(bus, config) as connected:
+    with open_bus(bus, config, asks=False) as connected:
         command = command_of(connected, word, node, job, at_s=clock.now_s(), why=why)
         command = speak(connected, command, key, settings)
         to = address_of(bus, settings, None)

@@ -33,7 +33,7 @@ def set_healthy(
     if not node.strip() or not node.isprintable():
         raise ConfigError("set-healthy: name one node; `trainwarden nodes` lists them")
     voice, settings = Voice(json), load(config)
-    with open_bus(bus, config) as connected:
+    with open_bus(bus, config, asks=False) as connected:
         command = speak(connected, builders.set_healthy(node, why, user(), time.time()), key, settings)
     voice.say(f"said to the engines on {address_of(bus, settings, None)}: {node} is healthy")
     voice.answer({"command": {"id": command.id, "kind": command.kind, "node": command.node}})

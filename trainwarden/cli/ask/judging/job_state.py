@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind
 from trainwarden.cli.shared.follow import JobView
+from trainwarden.cli.shared.formatting import counted
+from trainwarden.cli.shared.kept_runs import KeptRun
 from trainwarden.records import EventRecord, IncidentRecord
 
 GONE_S: Final = 5.0  # all ranks have ended for so long: a launcher that starts them again does so sooner
 UNJUDGED_S: Final = 60.0  # a live detector gives a verdict every few seconds
+UNSEEN_END: Final = Blind("the command that watched it was killed, so how it ended is not known", "run it again")
 _COLUMNS: Final = ("job", "state", "answer", "ranks", "step", "s/iteration", "incidents")
 
 
@@ -50,7 +53,7 @@ def state_of(view: JobView, now_s: float, *, killed: bool = False) -> JobState:
         words = "ended (ranks gone)" if gone else "ended (killed)"
     if incidents or failed:
         return JobState(ended, words, INCIDENT, incidents)
-    blind = _blind(view, now_s, ended=ended)
+    blind = UNSEEN_END if killed and not view.ended and not gone else _blind(view, now_s, ended=ended)
     return JobState(ended, words, HEALTHY if blind is None else NOT_JUDGED, incidents, blind)
 
 
@@ -63,6 +66,33 @@ def all_ranks_gone(view: JobView, now_s: float) -> bool:
     ranks = view.ranks()
     over = ranks and all(rank in newest and newest[rank].kind == "process_exit" for rank in ranks)
     return bool(over) and now_s - max(one.time_s for one in newest.values()) >= GONE_S
+
+
+def watched(view: JobView) -> str:
+    """What the detectors have had of the job of `view`, for how long, and who they are."""
+    votes = {name for one in view.verdicts for name, vote in one.votes.items() if vote.opinion != "abstain"}
+    seconds = view.verdicts[-1].time_s - view.verdicts[0].time_s if view.verdicts else 0.0
+    parts = (
+        f"{counted(view.steps_done(), 'step')} of {counted(len(view.ranks()), 'rank')}",
+        counted(len(view.metric_names), "metric"),
+    )
+    return f"{', '.join(parts)} judged for {seconds:,.0f} s by {', '.join(sorted(votes))}"
+
+
+def unjudged(views: Iterable[JobView], now_s: float, killed: Collection[str] = ()) -> dict[str, Blind]:
+    """The jobs about which the silence of the detectors means nothing, and why."""
+    states = {view.job: state_of(view, now_s, killed=view.job in killed) for view in views}
+    return {job: state.blind for job, state in states.items() if state.blind is not None}
+
+
+def left_unjudged(runs: Iterable[KeptRun], known: Collection[str] = ()) -> dict[str, Blind]:
+    """Why runs were not judged, by job, as they have written down themselves; not of the jobs that are `known`."""
+    found: dict[str, Blind] = {}
+    for run in runs:
+        reasons = (run.about.result or {}).get("not_judged") or ()
+        if reasons and run.about.job not in known:
+            found.setdefault(run.about.job, msgspec.convert(reasons[0], Blind))
+    return found
 
 
 def table(jobs: Iterable[tuple[JobView, JobState]]) -> Iterator[str]:

@@ -22,7 +22,7 @@ def keep_result(name: str, records: Sequence[IncidentRecord], answer: Mapping[st
         return
     settings = Settings()
     try:
-        run = kept_runs.begin(name, ("detect",), settings.runs)
+        run = kept_runs.begin(name, kept_runs.DETECT, settings.runs)
     except OSError as error:
         log.warning("result not kept", extra={"fields": {"error": str(error)}})
         return

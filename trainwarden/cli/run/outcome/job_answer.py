@@ -6,16 +6,24 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from trainwarden import rundir
 from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind
 from trainwarden.cli.shared.follow import JobView, incident_words
-from trainwarden.cli.shared.formatting import counted
-from trainwarden.records import EventRecord, IncidentRecord, Suspect
+from trainwarden.cli.shared.formatting import counted, how_ended
+from trainwarden.records import EventRecord, IncidentKind, IncidentRecord, Suspect
 from trainwarden.torchrun.files import last_words
+
+ENDS_NO_JOB: Final[frozenset[IncidentKind]] = frozenset(
+    {
+        "pipeline", "data_quality", "host_contention", "slow_compute", "slow_link", "slow_job", "metric_anomaly",
+        "congestion", "gpu_throttle", "log_storm",
+    }
+)  # fmt: skip
+"""What explains no failed command: that it failed is an incident besides."""
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +61,7 @@ def blindness(seen: Watched, lost: Iterable[Blind], *, bus: str, own_detector: b
     found = list(lost)
     if failed:
         return found
-    if not seen.detectors and not found:
+    if not seen.detectors and not found and (seen.ranks or seen.steps is None or not own_detector):
         found.append(
             Blind("the command ended before the detector had judged anything", "let it run for some seconds longer")
             if own_detector
@@ -116,13 +124,13 @@ def bare_incident(end: EventRecord) -> IncidentRecord:
 
 
 def service_lost(name: str, code: int, log: Path, after_s: float) -> Blind:
-    """Why nothing is judged once service `name` has ended, by the last line of its log."""
+    """Why nothing is judged once service `name` has ended, by the last line of its log if it ended by itself."""
+    if code < 0:
+        return Blind(f"the {name} {how_ended(code)} after {after_s:.0f} s", f"its log is {log}")
     said = last_words(log)
     missing = said.partition("No module named ")[2].strip("'\" ").partition(".")[0]
     remedy = f"install what is missing: pip install {missing}" if missing else f"its log is {log}"
-    return Blind(
-        f"the {name} ended with exit code {code} after {after_s:.0f} s" + (f" ({said})" if said else ""), remedy
-    )
+    return Blind(f"the {name} {how_ended(code)} after {after_s:.0f} s" + (f" ({said})" if said else ""), remedy)
 
 
 def service_unstarted(name: str, error: OSError) -> Blind:

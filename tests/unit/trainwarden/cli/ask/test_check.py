@@ -178,7 +178,7 @@ def test_a_job_that_was_judged_within_the_hour_is_missed_unless_it_is_over(told:
 
 def test_a_job_of_earlier_is_missed_only_where_it_is_named(told: Told) -> None:
     told.judged(7200.0)
-    assert told.answer().text() == "OK: 0 jobs heard of, no incident | jobs=0;;;0 incidents=0;;;0"
+    assert told.answer().text() == "OK: no job is heard of: nothing to judge | jobs=0;;;0 incidents=0;;;0"
     assert told.answer("j").state is State.CRITICAL
     told.event("job_end", 7100.0)
     assert told.answer("j").state is State.OK

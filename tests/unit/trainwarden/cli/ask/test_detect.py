@@ -13,7 +13,10 @@ import pytest
 
 from tests.unit.detectors import recordings
 from trainwarden.cli import main as command_line
+from trainwarden.cli.ask.detect_fleet import Fleet
 from trainwarden.errors import DetectorError
+from trainwarden.json_objects import incident_object
+from trainwarden.records import IncidentRecord
 
 INCIDENT = {
     "id", "job", "kind", "severity", "opened_at_s", "closed_at_s", "onset_s", "onset_step", "opened_step", "reason",
@@ -204,3 +207,21 @@ def test_without_anything_normal_the_models_abstain(
     assert "nothing says what is normal" in job["abstained"]["lof"]
     assert (job["answer"], answer(tmp_path / "out.json")["answer"]) == ("not judged", "not judged")
     assert "--normal-until" in job["not_judged"][0]["remedy"]
+
+
+def test_what_is_found_in_a_prometheus_is_kept_for_explain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = IncidentRecord(id="ab12" * 4, job="fleet", kind="gpu_lost", severity="sev1", state="opened", revision=0,
+                           opened_at_s=5.0, updated_at_s=5.0, reason="GPU 3 fell off the bus")  # fmt: skip
+    job = {"job": "fleet", "input": {"nodes": 1, "entities": 8}, "answer": "incident",
+           "abstained": {}, "incidents": [incident_object(found)], "change_points": [], "stragglers": [],
+           "log_findings": []}  # fmt: skip
+    told = Fleet({"jobs": [job], "partial": []}, [found])
+    monkeypatch.setattr("trainwarden.cli.ask.detect.judged_fleet", lambda *_: told)
+    assert run(monkeypatch, "--prometheus", "http://127.0.0.1:9") == 1
+    assert "GPU 3 fell off the bus" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["trainwarden", "explain", "ab12"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.run()
+    assert (ended.value.code, "GPU 3 fell off the bus" in capsys.readouterr().out) == (0, True)

@@ -10,10 +10,11 @@ import pytest
 
 from tests.web_doubles import NOW_S, action, incident, verdict
 from trainwarden.bus.embedded.engine import EmbeddedBus
-from trainwarden.cli.ask.explain import explain
+from trainwarden.cli.ask.explain import explain, shown
 from trainwarden.cli.ask.incidents import incidents
 from trainwarden.cli.shared import kept_runs
-from trainwarden.errors import ConfigError, NotJudged
+from trainwarden.dashboards.explain.explanation import Explanation
+from trainwarden.errors import ConfigError
 from trainwarden.records import Vote
 from trainwarden.settings import RunsSettings
 from trainwarden.topics import topic_of
@@ -114,8 +115,26 @@ def test_ids_are_looked_for_in_every_kept_run_and_may_be_short(runs, capsys):
     assert capsys.readouterr().out.count("next: trainwarden explain ") == 3
 
 
-def test_where_nothing_was_judged_there_is_nothing_to_explain(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(NotJudged, match="no detector has judged any job"):
-        explain()
+def test_however_much_is_known_twelve_lines_are_shown_and_no_detector_that_abstains():
+    many = tuple(f"evidence {number}" for number in range(20))
+    excluded = (
+        "lof abstains: no model",
+        "pca finds nothing strange, 0.10 where 0.50 is the limit",
+        "dtw finds nothing",
+    )
+    found = Explanation(
+        incident="ab12" * 8, what="hang (sev2) of job j", where="rank 2, node n", evidence=many,
+        why_not_others=excluded, next=tuple(f"trainwarden report --job j{number}" for number in range(9)),
+        runbook="# hang\n" * 40,
+    )  # fmt: skip
+    said = list(shown(found, ["restart", "evict"], everything=False))
+    assert len(said) <= 12
+    assert [line.split(":")[0].strip() for line in said if ":" in line[:18] and line.startswith("  ")] == [
+        "where", "evidence", "why not others", "remedies", "next", "more",
+    ]  # fmt: skip
+    assert not any("abstains" in line for line in said)
+    assert any("pca finds nothing strange" in line for line in said)
+    assert "trainwarden explain ab12ab12 --all" in said[-1]
+    everything = "\n".join(shown(found, ["restart"], everything=True))
+    assert "lof abstains" in everything
+    assert "evidence 19" in everything

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from trainwarden.cli.run.outcome.last_look import last_look
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError, NotJudged
-from trainwarden.records import IncidentRecord
+from trainwarden.records import IncidentKind, IncidentRecord
 from trainwarden.settings import Settings
 from trainwarden.topics import INCIDENTS
 
@@ -204,6 +206,35 @@ def test_a_service_that_has_ended_is_said_at_once_and_at_the_end(
     assert ended.said.getvalue().count("from now on") == 1
 
 
+def test_a_service_that_was_killed_is_said_by_its_signal_and_not_by_what_it_had_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Ended(tmp_path, services=("agent",))
+    monkeypatch.setattr(ended.run.stack, "returncode", lambda _name: -9)
+    log = ended.run.stack.log_path("agent")
+    log.write_text("2026-11-28 15:15:01 info trainwarden.agent all is well\n")
+    (why,) = ended.result(0)["not_judged"]
+    assert why["reason"].startswith("the agent was killed by SIGKILL after ")
+    assert "all is well" not in why["reason"]
+    assert why["remedy"] == f"its log is {log}"
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "slow_compute", "host_contention"])
+def test_a_failed_command_has_an_incident_beside_one_that_ends_no_job(
+    kind: IncidentKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the agent was killed: the detector misses it, and nobody tells it of the command's end."""
+    ended = Ended(tmp_path, services=("agent", "detector"))
+    monkeypatch.setattr(ended.run.stack, "returncode", lambda name: -9 if name == "agent" else None)
+    missed = IncidentRecord(id="i", job="j", kind=kind, severity="sev3", state="opened", revision=1, opened_at_s=1.0,
+                            updated_at_s=1.0, reason="r")  # fmt: skip
+    ended.run.bus.publish(INCIDENTS, "j", missed)
+    ended.run.bus.flush()
+    made = ended.result(1, TRACEBACK)
+    assert {one["kind"] for one in made["incidents"]} == {kind, "user_error"}
+    assert ended.said.getvalue().splitlines()[-1].startswith("incident: user_error sev2: ")
+
+
 def test_a_service_that_cannot_be_started_is_said_and_the_command_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,3 +281,37 @@ def test_a_name_that_no_job_can_have_is_wrong_use_in_one_sentence(name: str) -> 
     with pytest.raises(ConfigError, match=r"--job '.*': a job's name has up to 128 letters"):
         settings_for(None, name, "watch")
     assert settings_for(None, "llama-3.1_70B", "watch").job == "llama-3.1_70B"
+
+
+@pytest.mark.parametrize(
+    ("output", "hook", "code", "waited_s"),
+    [
+        (None, None, 0, job_run.LOOK_S),  # as of `true`: nothing can come any more
+        ("a line\n", None, 0, job_run.DRAIN_S),  # that a detector may have something to say about
+        (None, "rank-0-4711.hook", 0, job_run.DRAIN_S + job_run.LAST_WORDS_S),
+        (None, None, 3, job_run.DRAIN_S + job_run.LAST_WORDS_S),
+    ],
+)
+def test_only_what_may_still_tell_something_is_waited_for(
+    output: str | None, hook: str | None, code: int, waited_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, now = Ended(tmp_path), [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time, sleep=time.sleep)
+    monkeypatch.setattr(job_run, "time", clock)
+    monkeypatch.setattr(ended.run, "look", lambda _voice: now.__setitem__(0, now[0] + job_run.LOOK_S))
+    if output is not None:
+        (ended.run.run_dir / rundir.LOGS / "job.log").write_text(output)
+    if hook is not None:
+        (ended.run.run_dir / rundir.HOOK / hook).touch()
+    ended.run.end(code)
+    ended.run.drain(Voice(stream=ended.said))
+    assert now[0] == pytest.approx(waited_s, abs=4.0 * job_run.LOOK_S)
+
+
+def test_a_command_that_was_no_training_is_told_so(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, services=("detector",))
+    ended.run.stack.returncode = lambda _name: None  # type: ignore[method-assign]
+    made = ended.result(0)
+    assert [one["reason"] for one in made["not_judged"]] == [
+        "no training step was seen, so neither speed nor hangs could be judged"
+    ]

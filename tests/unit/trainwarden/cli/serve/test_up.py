@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.unit.trainwarden.cli.test_main import run
 from trainwarden.cli.serve import up
+from trainwarden.errors import NotJudged
 from trainwarden.settings import ArchiveSettings, DetectionSettings, Settings, TrainerSettings
 
 
@@ -43,3 +48,42 @@ def test_fixed_models_are_served_and_nothing_is_trained(tmp_path: Path) -> None:
 def test_without_the_extra_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(up, "find_spec", lambda name: None)
     assert up.learning(Settings()) == {}
+
+
+def test_a_service_that_cannot_be_started_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("")  # without the right to run it
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(up, "StopFlag", lambda: lambda: True)
+    assert run(monkeypatch, "up") == 3
+    said = capsys.readouterr()
+    assert f"NOT JUDGED: a service cannot be started: Permission denied: {program}" in said.err
+    assert "are up on" not in said.out
+
+
+def test_a_service_that_ends_ends_up_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stack:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def start(self, name: str, *_: str, **__: object) -> None:
+            pass
+
+        def check(self, services: Sequence[str]) -> None:
+            raise NotJudged(f"{services[1]} ended with exit code 1:\nlast words")
+
+        def stop(self) -> None:
+            print("all are stopped")
+
+    monkeypatch.setattr(up, "LocalStack", Stack)
+    monkeypatch.setattr(up, "PageBeside", lambda *_: SimpleNamespace(news=lambda **_: None))
+    monkeypatch.setattr(up, "StopFlag", lambda: lambda: False)
+    monkeypatch.setattr(up, "time", SimpleNamespace(sleep=lambda _: None))
+    assert run(monkeypatch, "up") == 3
+    said = capsys.readouterr()
+    assert "NOT JUDGED: detector ended with exit code 1:\nlast words" in said.err
+    assert "all are stopped" in said.out

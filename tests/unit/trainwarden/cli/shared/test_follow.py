@@ -10,7 +10,7 @@ from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.shared import follow
 from trainwarden.cli.shared.follow import Follower, JobView, record_line
 from trainwarden.errors import BusUnavailable
-from trainwarden.records import IncidentRecord, IterationRecord
+from trainwarden.records import IncidentRecord, IterationRecord, Suspect
 from trainwarden.topics import INCIDENTS, ITERATIONS
 
 
@@ -91,6 +91,19 @@ def test_a_person_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
         "[incident updated] hang sev2: b",
         "[incident closed] hang sev2: b",
     ]
+
+
+def test_the_line_of_an_incident_says_all_that_is_asked_on_call() -> None:
+    record = IncidentRecord(
+        id="5d2409df216bb41b", job="j", kind="slow_compute", severity="sev3", state="opened", revision=0,
+        opened_at_s=1.0, updated_at_s=1.0, onset_step=120, reason="computes 5.50 times as long as it did",
+        suspects=(Suspect(score=1.0, reason="slow", rank=1, node="gpu-17"),),
+        evidence={"ranks": [0, 1, 2], "compute_s": [0.04, 0.22, 0.0401]},
+    )  # fmt: skip
+    assert record_line(record) == (
+        "[incident opened] slow_compute sev3: computes 5.50 times as long as it did, rank 1 on gpu-17, "
+        "rank 1 computes 0.22 s a step, its peers 0.04 s, since step 120 (5d2409df); next: trainwarden explain 5d2409df"
+    )
 
 
 def test_a_run_of_months_takes_no_more_memory_and_counts_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:

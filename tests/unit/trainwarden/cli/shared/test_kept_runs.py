@@ -113,6 +113,11 @@ def test_without_a_place_to_keep_runs_there_is_one_all_the_same(home: Path, monk
     run = kept_runs.begin("j", [], LIMITS)
     assert "runs cannot be kept in" in run.words[0]
     assert run.path.is_dir()
+    run.finished({"exit_code": 0, "steps": 3, "incidents": []})
+    run.close()
+    assert [one.path for one in kept_runs.kept()] == [run.path]  # so that `explain` finds what `watch` has told
+    monkeypatch.setattr("os.getuid", lambda: -7)  # of another user
+    assert kept_runs.kept() == []
 
 
 def test_a_folder_that_says_nothing_goes_too_unless_it_is_young_or_runs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 
@@ -33,6 +34,39 @@ def test_json_goes_to_the_file_whole(tmp_path: Path) -> None:
     write_json({"a": None, "b": [1.5]}, str(target))
     assert json.loads(target.read_text()) == {"a": None, "b": [1.5]}
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_json_to_what_is_no_file_goes_there_and_nothing_takes_its_place(tmp_path: Path) -> None:
+    """As root `--json /dev/null` made a file of that name; and `--json >(jq .)` was refused."""
+    nowhere, kept = tmp_path / "null", tmp_path / "kept"
+    nowhere.symlink_to(os.devnull)
+    kept.write_text("of before")
+    (tmp_path / "link").symlink_to(kept)
+    for name in ("null", "link"):
+        check_json_target(str(tmp_path / name))
+        write_json({"a": 1}, str(tmp_path / name))
+        assert (tmp_path / name).is_symlink()
+    assert json.loads(kept.read_text()) == {"a": 1}
+    source, end = os.pipe()
+    check_json_target(f"/dev/fd/{end}")
+    write_json({"a": 2}, f"/dev/fd/{end}")
+    os.close(end)
+    with open(source) as read:
+        assert json.load(read) == {"a": 2}
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_json({"a": 1}, str(tmp_path / "pipe"))
+
+
+def test_an_answer_that_standard_output_does_not_take_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        Voice("-", stream=said).answer_if_possible({"a": 1})
+    assert "standard output cannot be written (No space left on device)" in said.getvalue()
 
 
 def test_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path: Path) -> None:
