@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_what_a_program_has_started_ends_with_its_time() -> None:
     held, end = os.pipe()
     try:
         process = ["/bin/sh", "-c", f"exec 9>/proc/{os.getpid()}/fd/{end}; sleep 600"]
-        with pytest.raises(programs.subprocess.TimeoutExpired):
+        with pytest.raises(subprocess.TimeoutExpired):
             programs.run(process, env=dict(os.environ), timeout_s=0.3)
     finally:
         os.close(end)
