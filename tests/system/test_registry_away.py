@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,3 +34,29 @@ def test_a_registry_that_cannot_be_made_or_written_is_said_before_any_work(
 def test_a_server_that_is_away_is_one_sentence() -> None:
     with pytest.raises(DataError, match=r"^registry 'http://127\.0\.0\.1:9': the server does not answer$"):
         Registry.at("http://127.0.0.1:9").models()
+
+
+def test_a_server_that_asks_to_come_again_in_an_hour_is_not_waited_for() -> None:
+    """A proxy in front of a server that is away says so; whoever asks has a last good model and asks again."""
+    busy = b"HTTP/1.1 503 Busy\r\nRetry-After: 3600\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    said: list[str] = []
+
+    def ask(port: int) -> None:
+        try:
+            Registry.at(f"http://127.0.0.1:{port}").models()
+        except DataError as error:
+            said.append(str(error))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        asking = threading.Thread(target=ask, args=listening.getsockname()[1:], daemon=True)
+        asking.start()
+        until_s = time.monotonic() + 60.0
+        listening.settimeout(0.5)
+        while asking.is_alive() and time.monotonic() < until_s:
+            with suppress(TimeoutError):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(busy)
+        assert said
+        assert said[0].startswith("registry 'http://127.0.0.1:")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trainwarden.actions.launchers.breakers import Breakers
-from trainwarden.actions.launchers.slurm import answers
+from trainwarden.actions.launchers.slurm import answers, programs
 from trainwarden.actions.launchers.slurm.answers import SlurmJob, SlurmNode
 from trainwarden.errors import LauncherError, LauncherUnavailable
 
@@ -108,13 +108,14 @@ class Commands:
         """
         self._breakers.admit(self._monotonic_s())
         try:
-            done = subprocess.run(
+            done = programs.run(
                 [str(Path(self._folder) / program) if self._folder else program, *words],
-                env=self._environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                timeout=self._timeout_s, check=False,
+                env=self._environ, timeout_s=self._timeout_s,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise self._nobody(f"Slurm did not answer {program} within {self._timeout_s:g} s") from None
+        except LauncherUnavailable as error:
+            raise self._nobody(str(error)) from None
         except OSError as error:
             raise self._nobody(f"{program} cannot be run ({error.strerror})") from error
         if done.returncode != 0:

@@ -1,7 +1,4 @@
-"""The reading side of the Kafka engine.
-
-What a Kafka group assigns to one member, as the library tells it.
-"""
+"""The reading side of the Kafka engine: what a Kafka group assigns to one member, as the library tells it."""
 
 from __future__ import annotations
 

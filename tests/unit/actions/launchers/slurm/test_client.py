@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.unit.actions.launchers.slurm.slurm_double import SlurmDouble
-from trainwarden.actions.launchers.slurm import commands
+from trainwarden.actions.launchers.slurm import programs
 from trainwarden.actions.launchers.slurm.client import SlurmConfig, SlurmLauncher
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import NODE_VERBS, Operation, Report, Targets, Verb
@@ -21,7 +21,7 @@ class Desk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slurm, self.now_s = SlurmDouble(), 0.0
-        monkeypatch.setattr(commands.subprocess, "run", self.run)
+        monkeypatch.setattr(programs, "run", self.run)
         monkeypatch.setattr("os.geteuid", lambda: 0)
         self.launcher = self.made()
 
@@ -213,7 +213,7 @@ def test_a_lost_answer_is_made_up_for_at_the_next_look(desk: Desk) -> None:
         def lose(argv: list[str], lost: str = lost, **more: object) -> object:
             answer = run(argv, **more)
             if any(lost in word for word in argv[1:3]) or (lost == "Comment" and "Comment=" in argv[-1]):
-                raise commands.subprocess.TimeoutExpired(argv, 1.0)
+                raise subprocess.TimeoutExpired(argv, 1.0)
             return answer
 
         desk.slurm.run = lose  # type: ignore[method-assign,assignment]
