@@ -153,7 +153,7 @@ class RendezvousService:
         asyncio.run(self._run(stop, ready))
 
     async def _run(self, stop: Callable[[], bool], ready: Callable[[str], None]) -> None:
-        more = {} if self._tls is None else {"ssl_handshake_timeout": FIRST_S}
+        more: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": FIRST_S}
         try:
             self._listening = Listening.at(self._host, self._port)
             self._listening.limit(of_one=AT_ONCE, known=MOST_JOBS * MOST_NODES)
@@ -294,7 +294,9 @@ class RendezvousService:
             self._listening.known(writer.get_extra_info("socket").fileno())
 
     def _who(self, token: str) -> Person | None:
-        return _WHO if self._is_own(token) else self._people and self._people.who(token)
+        if self._is_own(token):
+            return _WHO
+        return None if self._people is None else self._people.who(token)
 
     def _is_own(self, token: str) -> bool:
         said = token.encode("utf-8", "surrogatepass")
