@@ -155,7 +155,7 @@ def test_of_several_tasks_that_ended_none_is_the_rank_of_a_full_disk(tmp_path: P
 
 def test_a_gpu_that_is_lost_is_why_its_bus_complains_before_and_after(tmp_path: Path) -> None:
     bus = (
-        "[  889.54200{at}] pcieport 0000:00:02.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"  # noqa: E501
+        "[  889.54200{at}] pcieport 0000:00:02.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
     )
     lost = "[  889.542005] NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus."
     (incident,) = judged(tmp_path, {"dmesg.txt": [bus.format(at=1), lost, bus.format(at=9)]})
