@@ -182,3 +182,20 @@ def test_gradients_that_are_no_numbers_count_where_the_step_was_not_skipped(tmp_
     step = " iteration {at:8d}/ 900 | elapsed time per iteration (ms): 7613.1 | grad norm: nan | number of skipped iterations:   {skipped} | nan iterations: 0 |"  # noqa: E501
     lines = [step.format(at=at, skipped=skipped) for at in range(40, 44)]
     assert bool(judged(tmp_path, {"logs.txt": lines})) is told
+
+
+@pytest.mark.parametrize(
+    ("said", "device"),
+    [
+        ("[   72.993269] habanalabs hl2: Failed to communicate with Device CPU (CPU-CP timeout)", "hl2"),
+        ("[ 9172.113269] habanalabs 0000:1a:00.0: Failed to initialize hl2. Device is NOT usable !", "0000:1a:00.0"),
+        (
+            "[ 9172.113269] xe 0000:03:00.0: [drm] CRITICAL: Xe has declared device 0000:03:00.0 as wedged.",
+            "0000:03:00.0",
+        ),
+    ],
+)
+def test_an_accelerator_that_its_driver_gives_up_is_lost_by_name(tmp_path: Path, said: str, device: str) -> None:
+    (incident,) = judged(tmp_path, {"dmesg.txt": ["[   43.051361] habanalabs hl1: Successfully loaded firmware", said]})
+    assert incident.kind == "gpu_lost"
+    assert incident.suspects[0].device == device
