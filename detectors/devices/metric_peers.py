@@ -72,8 +72,8 @@ class MetricPeers(WholeMemory):
     Away is what is farther from the peers' median than usual for it, by the catalogue's least distance, two robust
     deviations of the peers and 1.5 of its own mean distances, in 20 of 30 rounds on one side. What a few rounds of lag
     explain (dynamic time warping) is not, nor what more than a fifth of a role does. One metric supports others; two of
-    one entity may open an incident, a family's only metric where it is four least distances away, and the low clock of a
-    GPU that works where neither its power nor its heat is known.
+    one entity may open an incident, a family's only metric where it is four least distances away, and the low clock of
+    a GPU that works where neither its power nor its heat is known.
 
     Parameters
     ----------
