@@ -199,3 +199,26 @@ def test_an_accelerator_that_its_driver_gives_up_is_lost_by_name(tmp_path: Path,
     (incident,) = judged(tmp_path, {"dmesg.txt": ["[   43.051361] habanalabs hl1: Successfully loaded firmware", said]})
     assert incident.kind == "gpu_lost"
     assert incident.suspects[0].device == device
+
+
+STORES = (
+    "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the UploadPart operation (reached max retries: 4): Please reduce your request rate.",  # noqa: E501
+    "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: ckpt",
+    "google.api_core.exceptions.ServiceUnavailable: 503 POST upload: Backend Error",
+    "azure.core.exceptions.ServiceResponseError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset'))",
+)
+
+
+@pytest.mark.parametrize("said", STORES)
+def test_an_object_store_that_a_rank_dies_of_is_storage_and_one_that_it_outlives_is_none(tmp_path: Path, said: str):
+    assert only(tmp_path, *raised(5, said)) == ("storage", 5)
+    (tmp_path / "on").mkdir()
+    went_on = [f"[rank5]: step {step} loss 2.{step}" for step in range(10, 40)]
+    assert not judged(tmp_path / "on", {"logs.txt": [*raised(5, said), *went_on]})
+
+
+def test_a_missing_object_is_no_matter_of_storage(tmp_path: Path) -> None:
+    denied = (
+        "botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the PutObject operation: no"
+    )
+    assert only(tmp_path, *raised(5, denied)) == ("exception", 5)
