@@ -205,7 +205,7 @@ STORES = (
     "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the UploadPart operation (reached max retries: 4): Please reduce your request rate.",  # noqa: E501
     "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: ckpt",
     "google.api_core.exceptions.ServiceUnavailable: 503 POST upload: Backend Error",
-    "azure.core.exceptions.ServiceResponseError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset'))",
+    "azure.core.exceptions.ServiceResponseError: ('Connection aborted.', ConnectionResetError(104, 'reset'))",
 )
 
 
