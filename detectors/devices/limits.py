@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from trainwarden.catalogue import CATALOGUE
+from trainwarden.detectors.job.samples import value_in_words
 from trainwarden.errors import ConfigError
 from trainwarden.records import IncidentKind, Severity
 
@@ -59,7 +60,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def words(self, value: float) -> str:
         """What is said of a device with `value`."""
-        return self.says.format(value=value, bar=self.bar, over_s=self.over_s)
+        return self.says.format(value=value, words=value_in_words(self.metric, value), bar=self.bar, over_s=self.over_s)
 
     def mistake(self) -> str:
         """What is wrong with a limit whose fields are right one by one; empty if nothing is."""

@@ -55,7 +55,12 @@ def peer_records(sick: bool) -> list[tuple[float, MetricsRecord]]:
 MAX_SUSPECTS: Final = 16
 SHOWN: Final = 3  # metrics that a reason names
 WITNESSES: Final = 2  # metrics of one entity that must be unlike before an incident rests on that
+_CLOCK: Final = "gpu_sm_clock_hertz"
 _USE: Final = "gpu_utilization_ratio"
+_WITNESS_OF_CLOCK: Final = frozenset({"gpu_power_watts", "gpu_temperature_celsius"})
+HELD_TIMES: Final = (
+    3.0  # least distances by which the clock of a busy GPU tells where neither of its witnesses is known
+)
 ALONE_TIMES: Final = 4.0  # least distances away where a family has a single metric, as the export of one panel
 Odd = tuple[str, int, list[tuple[float, int]]]
 """A family, a row of it, and its metrics with how often their least distance they are away, the worst first."""
@@ -67,7 +72,8 @@ class MetricPeers(WholeMemory):
     Away is what is farther from the peers' median than usual for it, by the catalogue's least distance, two robust
     deviations of the peers and 1.5 of its own mean distances, in 20 of 30 rounds on one side. What a few rounds of lag
     explain (dynamic time warping) is not, nor what more than a fifth of a role does. One metric supports others; two of
-    one entity may open an incident, and a family's only metric where it is four least distances away.
+    one entity may open an incident, a family's only metric where it is four least distances away, and the low clock of
+    a GPU that works where neither its power nor its heat is known.
 
     Parameters
     ----------
@@ -190,8 +196,21 @@ class MetricPeers(WholeMemory):
             for _, metric in metrics
         }
         weak = above.get("gpu_power_watts") is False and self._busy(family, row)
-        held = above.get("gpu_sm_clock_hertz") is False and (above.get("gpu_temperature_celsius") or weak)
-        return "gpu_throttle" if held else "metric_anomaly"
+        held = above.get(_CLOCK) is False and (above.get("gpu_temperature_celsius") or weak)
+        return "gpu_throttle" if held or self._held_alone(odd) else "metric_anomaly"
+
+    def _held_alone(self, odd: Odd) -> bool:
+        """A busy GPU's clock far below its peers' is enough where nothing that could bear it out is measured."""
+        name, row, metrics = odd
+        family = self._families[name]
+        if _WITNESS_OF_CLOCK & set(family.names) or not self._busy(family, row):
+            return False
+        return any(
+            family.names[metric] == _CLOCK
+            and times >= HELD_TIMES
+            and family.newest(metric, row) < family.cells["middle"][metric, row]
+            for times, metric in metrics
+        )
 
     def _busy(self, family: PeerRounds, row: int) -> bool:
         return _USE in family.names and family.newest(family.names.index(_USE), row) >= BUSY
@@ -200,7 +219,7 @@ class MetricPeers(WholeMemory):
         """Whether enough metrics are unlike, or the only one that there is, by far."""
         name, _, metrics = odd
         only = len(self._families[name].names) == 1 and metrics[0][0] >= ALONE_TIMES
-        return only or len(metrics) >= WITNESSES
+        return only or len(metrics) >= WITNESSES or self._held_alone(odd)
 
     def _suspect(self, odd: Odd) -> Suspect:
         name, row, metrics = odd

@@ -74,7 +74,11 @@ def value_in_words(metric: str, value: float) -> str:
     --------
     >>> value_in_words("rank_resident_memory_bytes", 1.458e9), value_in_words("rank_cpu_ratio", 0.123456)
     ('1.5 GB', '0.1235')
+    >>> value_in_words("gpu_sm_clock_hertz", 8.85e8)
+    '885 MHz'
     """
+    if metric.endswith("_hertz"):
+        return f"{value / 1e6:.4g} MHz"
     return size_in_words(value) if metric.endswith("_bytes") else f"{value:.4g}"
 
 

@@ -20,9 +20,10 @@ _FATAL: Final = re.compile(r"(?i)\b(non-?fatal|fatal)\b")
 # Whose line it is: the first that fits. PCI addresses as the driver writes them; ports as libibverbs names them.
 _DEVICES: Final = (
     re.compile(r"S?Xid \((?:PCI:)?([0-9a-fA-F:.]{4,32})\)"),
-    re.compile(r"\b(?:mlx5_core|efa|amdgpu|nvidia|bnxt_en|ice|i40e|ixgbe) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"),  # noqa: E501
+    re.compile(r"\b(?:mlx5_core|efa|amdgpu|habanalabs|i915|xe|nvidia|bnxt_en|ice|i40e|ixgbe) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"),  # noqa: E501
     re.compile(r"\b((?:mlx5|bnxt_re|irdma|rdmap[0-9]{1,3}s[0-9]{1,3}|rocep?[0-9a-z]{0,12}|ibp?[0-9a-z]{1,12})_?[0-9]{0,3}):[0-9]{1,3}\b"),
     re.compile(r"\bNVRM: (GPU[0-9]{1,2})\b"),
+    re.compile(r"\bhabanalabs (hl[0-9]{1,3}): "),
     re.compile(r"\bGPU ((?:[0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\.[0-7]"),
     re.compile(r"^health check: ((?:gpu|mlx)[0-9a-z_]{1,16}) "),
     re.compile(r"\b(nvme[0-9]{1,3})n?[0-9]{0,3}\b"),

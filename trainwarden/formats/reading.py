@@ -12,6 +12,7 @@ import numpy as np
 
 from trainwarden.errors import DataError
 from trainwarden.formats.building import joined_iterations, joined_metrics
+from trainwarden.formats.gpu.kept_errors import kept_errors
 from trainwarden.formats.protocol import Found, Misfit
 from trainwarden.formats.source import Source
 from trainwarden.formats.steps import DERIVED
@@ -261,13 +262,14 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
         collectives = gathered.collectives[0]
     dumps = {**gathered.dumps, **job.flight}
     broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
-    logs = (*job.logs, *gathered.logs)
+    table = joined_metrics(metrics)
+    logs = (*job.logs, *gathered.logs, *kept_errors(table))
     if not iterations and logs and (told := steps_of(logs)) is not None:
         iterations = [told]
         gathered.notes.append(f"{told.step.size} steps with their times are read from the log")
     return replace(
         job,
-        metrics=joined_metrics(metrics),
+        metrics=table,
         iterations=joined_iterations(iterations),
         collectives=collectives,
         logs=logs,

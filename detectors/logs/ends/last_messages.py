@@ -273,7 +273,9 @@ class _Reader:
     ) -> Cause:
         table = self.tables[where[0]]
         kind: IncidentKind = "exception"
-        if rule is not None and rule.role in {"root", "cascade"} and rule.kind is not None:
+        # What only whoever dies of it may be told by: an exception of the infrastructure, which others retry.
+        died_of = rule is not None and raised and rule.class_ == "S"
+        if rule is not None and (rule.role in {"root", "cascade"} or died_of) and rule.kind is not None:
             kind = rule.kind
         elif rule is not None and rule.id == _NON_FINITE and _ONE_RANK.search(line):
             kind = "silent_corruption"

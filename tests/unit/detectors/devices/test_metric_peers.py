@@ -289,6 +289,7 @@ CLOCK, HEAT, POWER, USE = (
         ((CLOCK, POWER, USE), (0.9e9, 300.0, 0.1), "metric_anomaly"),  # it has less to do
         ((CLOCK, POWER), (0.9e9, 300.0), "metric_anomaly"),
         ((CLOCK, HEAT), (0.9e9, 30.0), "metric_anomaly"),
+        ((CLOCK, USE), (1.2e9, 0.99), "gpu_throttle"),  # nothing that could bear it out is measured
     ],
 )
 def test_a_gpu_that_is_held_back_is_told_as_that_of_few_peers_too(names, is_then, kind):
@@ -298,3 +299,19 @@ def test_a_gpu_that_is_held_back_is_told_as_that_of_few_peers_too(names, is_then
     values[1, :, 35:] = np.array(is_then)[:, None]
     votes = shown(values, names=names, family="gpu")
     assert {votes[place].kind for place in told(votes)[1:]} == {kind}
+
+
+@pytest.mark.parametrize(
+    ("names", "is_then"),
+    [
+        ((CLOCK, USE), (1.5e9, 0.99)),  # a quarter less: a heavier part of the model does that under a power cap
+        ((CLOCK, USE), (2.9e9, 0.99)),
+        ((CLOCK, POWER, USE), (0.9e9, 640.0, 0.99)),  # its power is known, and does not bear it out
+    ],
+)
+def test_a_clock_alone_opens_nothing_where_it_is_near_or_could_be_borne_out(names, is_then):
+    normal = {CLOCK: 1.98e9, POWER: 640.0, USE: 0.99}
+    levels = np.array([normal[name] for name in names])[None, :, None]
+    values = levels * np.random.default_rng(0).normal(1.0, 0.002, (8, len(names), 70))
+    values[1, :, 35:] = np.array(is_then)[:, None]
+    assert not any(vote.verified for vote in shown(values, names=names, family="gpu"))

@@ -154,7 +154,9 @@ def test_of_several_tasks_that_ended_none_is_the_rank_of_a_full_disk(tmp_path: P
 
 
 def test_a_gpu_that_is_lost_is_why_its_bus_complains_before_and_after(tmp_path: Path) -> None:
-    bus = "[  889.54200{at}] pcieport 0000:00:02.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction"
+    bus = (
+        "[  889.54200{at}] pcieport 0000:00:02.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
+    )
     lost = "[  889.542005] NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus."
     (incident,) = judged(tmp_path, {"dmesg.txt": [bus.format(at=1), lost, bus.format(at=9)]})
     assert (incident.kind, incident.suspects[0].device) == ("gpu_lost", "0000:02:00")
@@ -180,3 +182,43 @@ def test_gradients_that_are_no_numbers_count_where_the_step_was_not_skipped(tmp_
     step = " iteration {at:8d}/ 900 | elapsed time per iteration (ms): 7613.1 | grad norm: nan | number of skipped iterations:   {skipped} | nan iterations: 0 |"  # noqa: E501
     lines = [step.format(at=at, skipped=skipped) for at in range(40, 44)]
     assert bool(judged(tmp_path, {"logs.txt": lines})) is told
+
+
+@pytest.mark.parametrize(
+    ("said", "device"),
+    [
+        ("[   72.993269] habanalabs hl2: Failed to communicate with Device CPU (CPU-CP timeout)", "hl2"),
+        ("[ 9172.113269] habanalabs 0000:1a:00.0: Failed to initialize hl2. Device is NOT usable !", "0000:1a:00.0"),
+        (
+            "[ 9172.113269] xe 0000:03:00.0: [drm] CRITICAL: Xe has declared device 0000:03:00.0 as wedged.",
+            "0000:03:00.0",
+        ),
+    ],
+)
+def test_an_accelerator_that_its_driver_gives_up_is_lost_by_name(tmp_path: Path, said: str, device: str) -> None:
+    (incident,) = judged(tmp_path, {"dmesg.txt": ["[   43.051361] habanalabs hl1: Successfully loaded firmware", said]})
+    assert incident.kind == "gpu_lost"
+    assert incident.suspects[0].device == device
+
+
+STORES = (
+    "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the UploadPart operation (reached max retries: 4): Please reduce your request rate.",  # noqa: E501
+    "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: ckpt",
+    "google.api_core.exceptions.ServiceUnavailable: 503 POST upload: Backend Error",
+    "azure.core.exceptions.ServiceResponseError: ('Connection aborted.', ConnectionResetError(104, 'reset'))",
+)
+
+
+@pytest.mark.parametrize("said", STORES)
+def test_an_object_store_that_a_rank_dies_of_is_storage_and_one_that_it_outlives_is_none(tmp_path: Path, said: str):
+    assert only(tmp_path, *raised(5, said)) == ("storage", 5)
+    (tmp_path / "on").mkdir()
+    went_on = [f"[rank5]: step {step} loss 2.{step}" for step in range(10, 40)]
+    assert not judged(tmp_path / "on", {"logs.txt": [*raised(5, said), *went_on]})
+
+
+def test_a_missing_object_is_no_matter_of_storage(tmp_path: Path) -> None:
+    denied = (
+        "botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the PutObject operation: no"
+    )
+    assert only(tmp_path, *raised(5, denied)) == ("exception", 5)

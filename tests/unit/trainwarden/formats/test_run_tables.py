@@ -196,3 +196,13 @@ def test_an_index_that_counts_samples_is_a_step_and_no_gpu(tmp_path: Path):
     job = read(tmp_path, "train_loss.csv", text)
     (incident,) = replay(job, DetectionSettings(), facts=read_facts(job)).incidents
     assert incident.kind == "silent_corruption"
+
+
+@pytest.mark.parametrize(("looks", "told"), [(1, ["gpu2"]), (2, [])])
+def test_uncorrectable_errors_that_a_single_look_shows_are_told(tmp_path: Path, looks: int, told: list[str]):
+    cards = [{"gpu": gpu, "usage": {"gfx_activity": {"value": 97, "unit": "%"}}, "temperature": {"hotspot": 66},
+              "ecc": {"total_uncorrectable_count": 3 if gpu == 2 else 0}} for gpu in range(4)]  # fmt: skip
+    (tmp_path / "amd.json").write_text("\n".join([json.dumps(cards)] * looks))
+    job = read_job(tmp_path)
+    found = replay(job, DetectionSettings(), facts=read_facts(job)).incidents
+    assert [one.suspects[0].device for one in found if one.kind == "gpu_memory_error"] == told
