@@ -215,7 +215,8 @@ class ReplayStream:
         def make(first: int, end: int) -> Iterator[Record]:
             writers: dict[tuple[str | None, int | None], list[int]] = {}
             for index in range(first, end):
-                writers.setdefault((log.nodes[index], log.ranks[index]), []).append(index)
+                if log.lines[index]:  # as agents send them: blank lines say nothing
+                    writers.setdefault((log.nodes[index], log.ranks[index]), []).append(index)
             for (node, rank), rows in writers.items():
                 yield LogRecord(
                     job=self._job.name,

@@ -35,6 +35,7 @@ _IN_MEMORY_BYTES = 64 * 1024 * 1024
 IN_MEMORY: Final = 32 * 1024 * 1024
 BLOCK: Final = 256
 KEPT: Final = 8
+GAP: Final = 100  # blank lines in a row; nobody writes so many on purpose
 _MAX_JSON_LINE_BYTES = 4 * 1024 * 1024
 # Times since the epoch that a year may be taken from: 1973 to 5138. A recording's own clock starts near zero.
 _EPOCH_S = (1e8, 1e11)
@@ -147,6 +148,21 @@ def _lines(stream: BinaryIO, file: str) -> Iterator[bytes]:
         yield state if state.strip() else before
 
 
+def without_gaps(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """`lines` with no more than `GAP` blank ones in a row: a small compressed file can hold millions.
+
+    Examples
+    --------
+    >>> len(list(without_gaps([b"a", *[b""] * 1000, b"b"]))) == GAP + 2
+    True
+    """
+    blank = 0
+    for line in lines:
+        blank = 0 if line.strip() else blank + 1
+        if blank <= GAP:
+            yield line
+
+
 def _as_utf8(stream: BinaryIO) -> BinaryIO:
     """`stream`, or what it holds as UTF-8 where it begins with the mark of UTF-16, as shells of Windows write it."""
     mark = stream.read(2)
@@ -164,7 +180,7 @@ def _as_utf8(stream: BinaryIO) -> BinaryIO:
 
 def _read_text(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:
     with _as_utf8(stream) as text:
-        lines = stored(clean(line) for line in _lines(text, file))
+        lines = stored(clean(line) for line in without_gaps(_lines(text, file)))
     named = _RANK_IN_NAME.search(file)
     rank = int(named[1]) if named else None
     return _read_lines(file, lines, reference_s, label_of(lines), rank)

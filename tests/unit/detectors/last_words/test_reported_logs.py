@@ -222,3 +222,9 @@ def test_a_missing_object_is_no_matter_of_storage(tmp_path: Path) -> None:
         "botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the PutObject operation: no"
     )
     assert only(tmp_path, *raised(5, denied)) == ("exception", 5)
+
+
+def test_blank_lines_are_no_storm(tmp_path: Path) -> None:
+    steps = [f"2026-11-20 10:00:{second:02d},000 INFO step {second} loss 2.1 step time 1.0 s" for second in range(60)]
+    gaps = [line for number in range(40) for line in (f"shard {number} is written", *[""] * 90)]
+    assert not judged(tmp_path, {"logs.txt": [*steps, *gaps]})
