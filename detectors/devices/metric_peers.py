@@ -58,9 +58,8 @@ WITNESSES: Final = 2  # metrics of one entity that must be unlike before an inci
 _CLOCK: Final = "gpu_sm_clock_hertz"
 _USE: Final = "gpu_utilization_ratio"
 _WITNESS_OF_CLOCK: Final = frozenset({"gpu_power_watts", "gpu_temperature_celsius"})
-HELD_TIMES: Final = (
-    3.0  # least distances by which the clock of a busy GPU tells where neither of its witnesses is known
-)
+# Least distances by which the clock of a busy GPU tells where neither of its witnesses is known.
+HELD_TIMES: Final = 3.0
 ALONE_TIMES: Final = 4.0  # least distances away where a family has a single metric, as the export of one panel
 Odd = tuple[str, int, list[tuple[float, int]]]
 """A family, a row of it, and its metrics with how often their least distance they are away, the worst first."""
