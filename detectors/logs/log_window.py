@@ -248,7 +248,7 @@ class LogWindow(WholeMemory):
         return next((one for one in same if one.severity <= finding.severity), None)
 
     def _take_over(self, finding: Finding) -> None:
-        """A GPU that is lost is why its bus complained, if nobody has been told of that yet."""
+        """A lost GPU is why its bus complained, if that is not reported yet."""
         for one in self._recent.values():
             if one.rule == _BUS and not one.told and _lost_beside(finding, one):
                 one.dropped = finding.time_s - one.last_s <= self._config.same_finding_s

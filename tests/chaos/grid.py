@@ -178,6 +178,10 @@ class Grid:
         runs = {(one.agent.life, one.runs) for one in self.machines}
         self.blind = {number: lives for number, lives in self.blind.items() if {(one, number) for one in lives} & runs}
 
+    def beside(self) -> list[str]:
+        """Rounds that were begun without knowing, and still run beside the others'; at the end, all hear each other."""
+        return [f"round {number} of {lives} still runs beside another" for number, lives in self.blind.items()]
+
     def _number_anew(self) -> None:
         self.anew += 1
         self.rosters = dict(self.blind)

@@ -76,3 +76,4 @@ def test_who_begins_beside_a_round_that_runs_is_blamed_if_anybody_there_knew(
     assert bool(attempts_mixed(grid.history)) == are_told
     if not are_told:
         assert [one for one in grid.machines if one.runs] == half
+        assert grid.beside() == []

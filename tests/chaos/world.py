@@ -141,6 +141,7 @@ class World:
             history.ends[name] = "goes on" if job.trains else "stopped"
             if job.down_since_s is not None:
                 history.down_since_s[name] = job.down_since_s
+        history.aside += self.grid.beside()
         history.done = +self.grid.words.done
         if self.grid.over is not None:
             history.over_why["g"] = self.grid.over

@@ -83,7 +83,7 @@ def test_an_operation_happens_once_and_leaves_no_job_held(
         targets=Targets(nodes=("n1",)) if kind == "evict" else Targets(), why="why",
     )  # fmt: skip
     with (
-        mock.patch("trainwarden.actions.launchers.slurm.commands.programs.run", world.run),
+        mock.patch("trainwarden.actions.launchers.slurm.commands.run_program", world.run),
         mock.patch("os.geteuid", return_value=0),
     ):
         for event in events:

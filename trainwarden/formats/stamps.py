@@ -42,19 +42,19 @@ class Times:
         codes, distinct = pd.factorize(np.asarray(cells, dtype=object), use_na_sentinel=False)
         texts = ["" if cell is None else str(cell).strip().strip('"') for cell in distinct]
         numbers = np.array([_number(text) for text in texts])
-        self.note, self.numeric = "", False
+        self.note, self.numeric, of_day = "", False, False
         if texts and np.isfinite(numbers).sum() * 2 >= sum(bool(text) for text in texts):
             factor, unit = epoch_factor(numbers)
             values = numbers * factor
             self.note = f"times taken for {unit} since 1970" if unit != "seconds" else ""
             self.numeric = True
-        elif texts and all(map(_OF_DAY.match, texts)):
+        elif of_day := bool(texts) and all(map(_OF_DAY.match, texts)):
             values = np.array([of_day_s(text) for text in texts])
             self.note = "times of day taken for those of one day after the other"
         else:
             day_first, self.note = _order(texts)
             values = np.array([_stamp_s(text, day_first) for text in texts])
-        self.values_s: Floats = rising(values[codes]) if self.note.startswith("times of day") else values[codes]
+        self.values_s: Floats = rising(values[codes]) if of_day else values[codes]
         rows = np.flatnonzero(~np.isfinite(self.values_s))
         self.bad = [(row, str(cells[row])) for row in rows[:5].tolist()]
         self.bad_count = int(rows.size)

@@ -231,7 +231,7 @@ class RendezvousService:
         try:
             async with asyncio.timeout(FIRST_S):
                 first = FIRST.decode(await reader.readline())
-            self._tell_known(first, writer)
+            self._note_known(first, writer)
             if isinstance(first, Question):
                 writer.write(ENCODE(self._answer(first)) + b"\n")
                 await writer.drain()
@@ -287,8 +287,8 @@ class RendezvousService:
         table = self._tables.get(hello.job)
         return None if table is None else table.misfit(hello, self._clock.monotonic_s())
 
-    def _tell_known(self, first: Hello | Question, writer: asyncio.StreamWriter) -> None:
-        """Whoever has shown a token takes no place of the strangers."""
+    def _note_known(self, first: Hello | Question, writer: asyncio.StreamWriter) -> None:
+        """A caller that has shown a token takes no place of the strangers."""
         is_known = self._is_own(first.token) or (isinstance(first, Question) and self._who(first.token) is not None)
         if is_known and self._listening is not None:
             self._listening.known(writer.get_extra_info("socket").fileno())

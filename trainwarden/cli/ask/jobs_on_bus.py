@@ -26,14 +26,14 @@ def open_bus(bus: str | None, config: Path | None, job: str | None = None, *, as
     Parameters
     ----------
     asks : bool
-        Whether this is a question, or a word that somebody has to hear.
+        Whether this is a question, and not a command for the services.
 
     Raises
     ------
     ConfigError
         If there is no such embedded bus, or a setting is wrong.
     NotJudged
-        If this is a question, nobody has named a bus, and no run has left one.
+        If this is a question, no bus is named, and no run has left one.
     """
     settings = load(config)
     address = address_of(bus, settings, job)

@@ -22,7 +22,7 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,9 +164,9 @@ def kept() -> list[KeptRun]:
     return sorted(found, key=lambda run: -run.about.started_at_s)
 
 
-def killed_jobs() -> set[str]:
-    """The jobs of kept runs whose command has ended without a word."""
-    return {run.about.job for run in kept() if not run.running and run.about.result is None}
+def killed_jobs(runs: Iterable[KeptRun]) -> set[str]:
+    """The jobs of `runs` whose command has ended without a result."""
+    return {run.about.job for run in runs if not run.running and run.about.result is None}
 
 
 def _prefix(runs: Path) -> str:

@@ -122,9 +122,12 @@ def check_json_target(target: str | None) -> None:
     """
     if target in (None, "-"):
         return
-    if _is_another_place(Path(str(target))):
+    path = Path(str(target))
+    if _is_another_place(path) and path.exists():
+        if not os.access(path, os.W_OK):
+            raise ConfigError(f"--json: '{target}' may not be written to")
         return
-    folder = Path(str(target)).absolute().parent
+    folder = path.resolve().parent  # of what a link leads to, which is not there yet
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ConfigError(f"--json: folder '{folder}' does not exist or may not be written to")
 

@@ -15,7 +15,7 @@ COUNT: Final = "gpu_ecc_uncorrectable_volatile_count"
 
 
 def kept_errors(table: MetricTable | None) -> list[LogTable]:
-    """Lines about devices of a table in which each is told of once."""
+    """Lines about devices with errors, of a table with one row for each device."""
     if table is None or COUNT not in table.names or np.unique(table.entity).size < table.entity.size:
         return []
     counts = table.values[:, table.names.index(COUNT)]

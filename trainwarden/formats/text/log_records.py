@@ -39,17 +39,9 @@ _NODE: Final = (
     "@logstream",
 )  # fmt: skip
 _RANK: Final = ("rank", "global_rank", "process_rank", "labels.rank", "extra.rank", "jsonpayload.rank")
-# Where loggers put the traceback of what a message tells.
-_RAISED: Final = (
-    "exc_info",
-    "exception",
-    "exc_text",
-    "traceback",
-    "stack_trace",
-    "stack",
-    "error.stack_trace",
-    "error.stack",
-)
+# Where loggers put a traceback.
+_RAISED: Final = ("exc_info", "exception", "exc_text", "traceback", "stack_trace", "stack", "error.stack_trace",
+                  "error.stack")  # fmt: skip
 _LISTS: Final = ("events", "logs", "entries", "results", "data", "hits", "rows")
 _KEY: Final = re.compile(r'"(?:log|message|@message|msg|line|textPayload|MESSAGE|body|content)"\s{0,3}:\s{0,3}"[^"]')
 _AT: Final = re.compile(

@@ -177,11 +177,13 @@ def test_what_training_outlives_was_no_end_where_no_step_has_a_time(tmp_path: Pa
     assert only(tmp_path, *(f"Train Epoch: 1 Loss: 2.{step}" for step in range(4)), failed)[0] == "cuda_out_of_memory"
 
 
-@pytest.mark.parametrize(("skipped", "told"), [(0, True), (1, False)])
-def test_gradients_that_are_no_numbers_count_where_the_step_was_not_skipped(tmp_path: Path, skipped: int, told: bool):
+@pytest.mark.parametrize(("skipped", "reported"), [(0, True), (1, False)])
+def test_gradients_that_are_no_numbers_count_where_the_step_was_not_skipped(
+    tmp_path: Path, skipped: int, reported: bool
+):
     step = " iteration {at:8d}/ 900 | elapsed time per iteration (ms): 7613.1 | grad norm: nan | number of skipped iterations:   {skipped} | nan iterations: 0 |"  # noqa: E501
     lines = [step.format(at=at, skipped=skipped) for at in range(40, 44)]
-    assert bool(judged(tmp_path, {"logs.txt": lines})) is told
+    assert bool(judged(tmp_path, {"logs.txt": lines})) is reported
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,12 @@ def unjudged(views: Iterable[JobView], now_s: float, killed: Collection[str] = (
     return {job: state.blind for job, state in states.items() if state.blind is not None}
 
 
-def left_unjudged(runs: Iterable[KeptRun], known: Collection[str] = ()) -> dict[str, Blind]:
-    """Why runs were not judged, by job, as they have written down themselves; not of the jobs that are `known`."""
+def left_unjudged(runs: Iterable[KeptRun]) -> dict[str, Blind]:
+    """Why `runs` were not judged, by job, as they have written down themselves."""
     found: dict[str, Blind] = {}
     for run in runs:
         reasons = (run.about.result or {}).get("not_judged") or ()
-        if reasons and run.about.job not in known:
+        if reasons:
             found.setdefault(run.about.job, msgspec.convert(reasons[0], Blind))
     return found
 

@@ -25,9 +25,10 @@ def say_none(views: Sequence[JobView], now_s: float, voice: Voice, *, alone: boo
 
     `alone`: they are of the runs kept here.
     """
-    blind = unjudged(views, now_s, killed_jobs() if alone else ())
-    if alone and not views:  # what ended at once has left no record but its own
-        blind |= left_unjudged(kept()[:SHOWN])
+    runs = kept() if alone else []
+    blind = unjudged(views, now_s, killed_jobs(runs))
+    if not views:  # what ended at once has left no record but its own
+        blind |= left_unjudged(runs[:SHOWN])
     judged = [view for view in views if view.job not in blind]
     for job, why in list(blind.items())[:SHOWN]:
         voice.say(f"NOT JUDGED: {job}: {why}")

@@ -1,4 +1,4 @@
-"""A Slurm in memory that is spoken to by command lines, as `programs.run` would; one job, four nodes."""
+"""A Slurm in memory that is spoken to by command lines, as `run_program` would; one job, four nodes."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.unit.actions.launchers.slurm.slurm_double import SlurmDouble
-from trainwarden.actions.launchers.slurm import programs
+from trainwarden.actions.launchers.slurm import commands
 from trainwarden.actions.launchers.slurm.client import SlurmConfig, SlurmLauncher
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import NODE_VERBS, Operation, Report, Targets, Verb
@@ -21,7 +21,7 @@ class Desk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slurm, self.now_s = SlurmDouble(), 0.0
-        monkeypatch.setattr(programs, "run", self.run)
+        monkeypatch.setattr(commands, "run_program", self.run)
         monkeypatch.setattr("os.geteuid", lambda: 0)
         self.launcher = self.made()
 

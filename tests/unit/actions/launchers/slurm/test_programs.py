@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwarden.actions.launchers.slurm import programs
+from trainwarden.actions.launchers.slurm import commands
 from trainwarden.actions.launchers.slurm.commands import Commands
 from trainwarden.errors import LauncherUnavailable
 
@@ -26,11 +26,11 @@ def test_an_answer_without_end_is_given_up_at_its_limit(
     squeue: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """In two seconds it took three gigabytes of the engine's memory, and then the engine."""
-    monkeypatch.setattr(programs, "MOST_BYTES", 4 * 1024 * 1024, raising=False)
+    monkeypatch.setattr(commands, "MOST_BYTES", 4 * 1024 * 1024)
     squeue.write_text(f"#!/bin/sh\nexec yes '7 RUNNING' {where}\n")
-    commands = Commands(str(squeue.parent), None, 60.0)
-    with commands.about("job"), pytest.raises(LauncherUnavailable, match="more than 4 MiB"):
-        commands.numbers("job")
+    asked = Commands(str(squeue.parent), None, 60.0)
+    with asked.about("job"), pytest.raises(LauncherUnavailable, match="more than 4 MiB"):
+        asked.numbers("job")
 
 
 def test_what_a_program_has_started_ends_with_its_time() -> None:
@@ -38,8 +38,8 @@ def test_what_a_program_has_started_ends_with_its_time() -> None:
     try:
         process = ["/bin/sh", "-c", f"exec 9>/proc/{os.getpid()}/fd/{end}; sleep 600"]
         with pytest.raises(subprocess.TimeoutExpired):
-            programs.run(process, env=dict(os.environ), timeout_s=0.3)
+            commands.run_program(process, env=dict(os.environ), timeout_s=0.3)
     finally:
         os.close(end)
-    assert os.read(held, 1) == b""  # nobody has the other end
+    assert os.read(held, 1) == b""  # no process has the other end
     os.close(held)

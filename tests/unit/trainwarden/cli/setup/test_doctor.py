@@ -65,7 +65,7 @@ def test_doctor_says_what_the_launcher_may_not_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     slurm = SlurmDouble()
-    monkeypatch.setattr("trainwarden.actions.launchers.slurm.commands.programs.run", slurm.run)
+    monkeypatch.setattr("trainwarden.actions.launchers.slurm.commands.run_program", slurm.run)
     monkeypatch.setenv("TRAINWARDEN_ENGINE_LAUNCHER", "slurm")
     ends = {0: "it can cordon, evict, restart, stop, uncordon", 1234567: "and users of AdminLevel Administrator"}
     for uid, end in ends.items():

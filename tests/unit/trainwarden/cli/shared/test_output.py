@@ -55,6 +55,16 @@ def test_json_to_what_is_no_file_goes_there_and_nothing_takes_its_place(tmp_path
         assert json.load(read) == {"a": 2}
 
 
+def test_a_link_into_a_folder_that_is_not_there_is_refused_before_the_work_starts(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "out.json")
+    with pytest.raises(ConfigError, match="does not exist"):
+        check_json_target(str(tmp_path / "link"))
+    (tmp_path / "gone").mkdir()
+    check_json_target(str(tmp_path / "link"))
+    write_json({"a": 1}, str(tmp_path / "link"))
+    assert json.loads((tmp_path / "gone" / "out.json").read_text()) == {"a": 1}
+
+
 def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="cannot be written"):
