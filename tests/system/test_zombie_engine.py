@@ -199,7 +199,7 @@ def test_an_engine_that_wakes_after_another_took_over_does_nothing_twice_and_obe
     assert [one.id for one in launcher.operations] == ["i1/restart/1"]
     assert {name for _, name in launcher.asked} == {"i1/restart/1"}, "of what was stopped the launcher has not heard"
     started = Counter(one.id for one in stage.actions() if one.outcome == "started")
-    assert set(started.values()) == {1}
+    assert set(started.values()) == {1}, [(a.id, a.outcome, a.at_s, a.why, a.finished_at_s) for a in stage.actions()]
     assert launcher.phase == "failed", "the stop holds"
 
 
