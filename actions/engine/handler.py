@@ -139,8 +139,9 @@ class EngineHandler:
         now_s = min(now_s, self._clock.now_s())
         if self._acting.listen() is not None:
             self._cordons.advance(now_s)
-            for case in list(self._memory.cases.values()):
-                self._advance(case, now_s)
+            idle = [case for case in list(self._memory.cases.values()) if not self._go_on(case, now_s)]
+            for case in idle:
+                self._plan(case, now_s)
         if now_s >= self._forget_at_s:
             self._forget_at_s = now_s + FORGET_INTERVAL_S
             self._memory.forget(now_s - MEMORY_S)
@@ -166,11 +167,15 @@ class EngineHandler:
 
     # --- one incident ------------------------------------------------------------------------------------------------
 
-    def _advance(self, case: IncidentState, now_s: float) -> None:
+    def _go_on(self, case: IncidentState, now_s: float) -> bool:
+        """Whether something was under way about it, which is one step nearer to its end now."""
         unfinished = self._acting.unfinished(case.incident.id)
         for action in unfinished:
             self._continue(action, case, now_s)
-        if unfinished or self._busy(case.incident, now_s):
+        return bool(unfinished)
+
+    def _plan(self, case: IncidentState, now_s: float) -> None:
+        if self._busy(case.incident, now_s):
             return
         view = PlanningContext(
             now_s=now_s,
@@ -185,6 +190,17 @@ class EngineHandler:
         intent = self._planned(view)
         if intent is not None and not (intent.kind == "rebalance" and self._under_way.adopting_in(case.incident.job)):
             self._decide(intent, case, now_s)
+
+    def _holds_ranks(self, action: ActionRecord, now_s: float) -> bool:
+        """Whether `action` is done to its job's ranks, or has just ended and may have started them again.
+
+        The launcher's state does not list it then, and how it ended is asked before anything else is done.
+        """
+        if action.kind not in NODES_OUT or action.id not in self._acting.mine:
+            return verb_of(action) not in NODE_VERBS
+        state = self._calls.state(action.job, now_s)
+        ended = state is not None and action.id not in state.under_way
+        return ended and not self._under_way.answered_at(action.id, now_s)
 
     def _planned(self, view: PlanningContext) -> Intent | None:
         """The next action. The one place where a defect in planning ends at its incident, and all others go on."""
@@ -202,7 +218,7 @@ class EngineHandler:
     def _busy(self, incident: IncidentRecord, now_s: float) -> bool:
         """Whether something is being done for it or to its job's ranks; not a drain of hours, nor what is adopted."""
         return any(
-            (a.cause == incident.id or (a.job == incident.job and verb_of(a) not in NODE_VERBS))
+            (a.cause == incident.id or (a.job == incident.job and self._holds_ranks(a, now_s)))
             and (a.id in self._acting.mine or self._under_way.may_last(a, now_s))
             and not self._under_way.adopting(a.id)
             for a in self._memory.under_way.values()

@@ -45,6 +45,7 @@ class _OperationState(msgspec.Struct):
     """What this engine knows of one action that is under way."""
 
     heard_s: float | None = None  # when the launcher last answered, or was first asked
+    answered_s: float | None = None
     ask_at_s: float = float("-inf")
     told: bool = False  # the launcher may have heard of it
     inherited: bool = False  # started by an engine before this one
@@ -79,6 +80,14 @@ class OperationTracker:
         """Whether this engine has not asked the launcher for `action` yet; one before it may have."""
         trail = self._trails.get(action)
         return trail is None or not trail.told or trail.inherited
+
+    def answered_at(self, action: str, now_s: float) -> bool:
+        """Whether the launcher said at `now_s` how `action` stands; if not, it is asked at the next tick."""
+        trail = self._trails.get(action)
+        if trail is None or trail.answered_s == now_s:
+            return True
+        trail.ask_at_s = float("-inf")
+        return False
 
     def may_last(self, action: ActionRecord, now_s: float) -> bool:
         """Whether what another engine has started may still be going on."""
@@ -119,7 +128,7 @@ class OperationTracker:
             report = self._submit(action, now_s, by)
         if isinstance(report, Unreachable):
             return self._away(action, trail, now_s, report.why)
-        trail.heard_s = now_s
+        trail.heard_s = trail.answered_s = now_s
         return self._judge(action, trail, report, now_s)
 
     def _submit(self, action: ActionRecord, now_s: float, by: str) -> Report | Unreachable:

@@ -623,7 +623,7 @@ def test_what_was_decided_but_not_yet_kept_survives_a_change_of_partitions() -> 
     rig.bus.publish(INCIDENTS, "job", incident)
     rig.bus.flush()
     rig.engine._memory.apply(incident)
-    rig.engine._advance(rig.engine._memory.cases["i1"], 1000.0)  # decided, then the round failed
+    rig.engine._plan(rig.engine._memory.cases["i1"], 1000.0)  # decided, then the round failed
     rig.share_out(frozenset({0}))
     rig.tick()
     assert rig.story() == [("i1/restart/1", "proposed")]

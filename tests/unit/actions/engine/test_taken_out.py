@@ -219,3 +219,33 @@ def test_an_action_that_one_engine_gave_up_and_another_saw_done_was_done() -> No
     for outcome in ("started", "done", "failed"):
         memory.apply(with_outcome(started, outcome, 9.0))  # type: ignore[arg-type]
     assert memory.actions["i1/evict/1"].outcome == "done"
+
+
+@pytest.mark.parametrize("ended_s", range(110, 120))
+def test_an_eviction_that_has_just_ended_is_asked_about_before_the_ranks_are_restarted_for_a_hang(
+    ended_s: int,
+) -> None:
+    """Chaos run 110120: a spare's start had started all ranks anew, and its end was to be asked about a second later."""
+    one = rig()
+    one.launcher.phase = "running"
+    incident(one, "i1")
+    incident(one, "i2", "hang")
+    for _ in range(ended_s):
+        one.tick(1.0)
+    one.launcher.finish("i1/evict/1")
+    for _ in range(100):
+        one.tick(1.0)
+    assert [operation.id for operation in one.launcher.operations] == ["i1/evict/1"]
+    for _ in range(40):
+        one.tick(1.0)
+    assert [operation.id for operation in one.launcher.operations] == ["i1/evict/1", "i2/restart/1"], "it hangs on"
+
+
+def test_a_drain_of_hours_does_not_hold_back_the_restart_of_a_job_that_hangs() -> None:
+    one = rig()
+    one.launcher.phase = "running"
+    incident(one, "i1")
+    incident(one, "i2", "hang")
+    for _ in range(14):
+        one.tick(10.0)
+    assert [operation.id for operation in one.launcher.operations] == ["i1/evict/1", "i2/restart/1"]
