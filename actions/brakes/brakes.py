@@ -79,8 +79,11 @@ class Brakes:
         """When `kind` need no longer wait for an earlier action of the same job to show its effect.
 
         A restart waits for an earlier restart only: a crash while a new split settles in is a matter of its own.
+        Nothing waits for a checkpoint, which has no effect.
         """
-        waited_for = (a for a in by_engines(actions) if carried_out(a) and (kind not in RESTARTS or a.kind in RESTARTS))
+        restarts = kind in RESTARTS
+        done = (action for action in by_engines(actions) if carried_out(action) and action.kind != "checkpoint_job")
+        waited_for = (action for action in done if not restarts or action.kind in RESTARTS)
         return max((ended_s(action) + self._cool_down_s for action in waited_for), default=float("-inf"))
 
     def has_cooled_down(self, now_s: float, action: ActionRecord) -> bool:

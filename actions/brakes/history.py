@@ -20,13 +20,34 @@ BY_LAUNCHER: Final = "by_launcher"
 """In the plan of a restart: its launcher had started all ranks again by itself before it heard of it."""
 RETRIED: Final = "retried_s"
 """In the plan of an action that leaves what failed to be repeated in place: for how many seconds."""
+BEFORE: Final = "saved_before"
+"""In the plan of a checkpoint: the kind of action that it is taken for, which starts all ranks again."""
 FAILURES: Final = "failures"
 """In the plan of such a restart: how many attempts a failed rank had ended by then, by the launcher's count."""
+
+_MOST_DIGITS: Final = 9  # of a number: an id with more was not written by an engine
 
 
 def begun(action: ActionRecord) -> bool:
     """Whether `action` was recorded as started, whatever came of it."""
     return action.outcome in ("started", "done", "failed")
+
+
+def next_number(attempts: Iterable[ActionRecord]) -> int:
+    """Number of the attempt after the newest of `attempts`, whose ids end with theirs.
+
+    They are not counted: one that an engine began in memory alone is missing on the bus, and for the number of a later
+    one the launcher would answer that it is done.
+
+    Examples
+    --------
+    >>> second = ActionRecord(id="i1/restart/2", incident="i1", job="j", kind="restart_process", outcome="done",
+    ...     at_s=0.0, why="crash")
+    >>> next_number([]), next_number([second])
+    (1, 3)
+    """
+    numbers = [action.id.rpartition("/")[2] for action in attempts]
+    return 1 + max((int(one) for one in numbers if one.isdecimal() and len(one) <= _MOST_DIGITS), default=0)
 
 
 def carried_out(action: ActionRecord) -> bool:

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from trainwarden.actions.brakes.active_brake import ActiveBrake
-from trainwarden.actions.brakes.history import BY_LAUNCHER, NODES_OUT, STALE, UNDONE
+from trainwarden.actions.brakes.history import BY_LAUNCHER, STALE, UNDONE
 from trainwarden.actions.engine.approval import answer_of, planned_at
-from trainwarden.actions.engine.control_consumer import ControlConsumer
+from trainwarden.actions.engine.control_consumer import FACTS, WORDS_AND_DEEDS, ControlConsumer
 from trainwarden.actions.engine.launcher_client import LauncherClient
 from trainwarden.actions.engine.operation_tracker import ActionResult, OperationTracker
 from trainwarden.actions.engine.outbox import Outbox
@@ -60,6 +60,7 @@ class ActionExecutor:
         self._clock, self._metrics, self._take = clock, metrics, take
         self._bus: Bus | None = None
         self._hearing: ControlConsumer | None = None
+        self._facts: ControlConsumer | None = None
         self._recorded: set[str] = set()  # `started` known to be kept on the bus
         # Its flush broke off. A later flush elsewhere may have had it refused, so it is published once more.
         self._unconfirmed: set[str] = set()
@@ -68,7 +69,9 @@ class ActionExecutor:
         """Begin to hear what people and other engines say on `bus`."""
         self._bus = bus
         if self._hearing is None:
-            self._hearing = ControlConsumer(bus, now_s)
+            self._hearing = ControlConsumer(bus, WORDS_AND_DEEDS, now_s)
+        if self._facts is None:
+            self._facts = ControlConsumer(bus, FACTS, now_s)
 
     def take_over(self, memory: EngineState, elsewhere: Container[str]) -> list[ActionRecord]:
         """Go on from `memory`: what was started and has no end, but for causes that other engines own now."""
@@ -89,7 +92,8 @@ class ActionExecutor:
         self._metrics.gauge("deaf", "1 while commands cannot be heard; nothing is done meanwhile.", messages is None)
         if messages is None:
             return None
-        taken = [message.record for message in messages if self._take(message)]
+        facts = (self._facts.new() if self._facts is not None else None) or ()
+        taken = [message.record for message in (*messages, *facts) if self._take(message)]
         return {record.job for record in taken if isinstance(record, ActionRecord | CommandRecord)}
 
     def unfinished(self, cause: str) -> list[ActionRecord]:
@@ -118,7 +122,7 @@ class ActionExecutor:
         assert self._bus is not None
         state = self.calls.state(action.job, now_s)
         heard = self.listen()
-        if state is None or heard is None or {action.job, EVERY_JOB} & heard:
+        if state is None or heard is None or {action.job, EVERY_JOB} & heard or self._behind():
             return None  # without a generation nothing can be asked, and what has just been said may change the plan
         if action.generation is None:
             action = planned_at(action, state.generation)
@@ -156,8 +160,8 @@ class ActionExecutor:
             self._recorded.add(action.id)
         if self.listen() is None:
             return  # somebody may be saying stop
-        if action.kind in NODES_OUT and self.under_way.not_submitted(action.id) and self._behind():
-            return  # another engine may have begun just before
+        if self.under_way.not_submitted(action.id) and self._behind():
+            return  # a stop, or what another engine has begun, may be there and not be heard yet
         cancel_reason = why_not()
         said = cancel_reason.summary if isinstance(cancel_reason, ActiveBrake) else cancel_reason
         end = self.under_way.go_on(action, now_s, by=action.by or "engine", cancel_reason=said)

@@ -1,7 +1,8 @@
 """What every engine hears, whichever jobs are its own: people's words, what other engines do, and facts of the jobs.
 
 Incidents are shared out among the members of a group. A stop must reach all of them, and an approval whoever owns its
-job, so these topics are read here by a reader of its own, before every decision and every call of a launcher.
+job, so these topics are read here by readers of its own, before every decision and every call of a launcher. Words and
+deeds are apart from events, of which there may always be more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any, Final
 from trainwarden.protocols import Bus, Consumer, Message
 from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, Topic
 
-TOPICS: Final[tuple[Topic[Any], ...]] = (COMMANDS, ACTIONS, EVENTS)
+WORDS_AND_DEEDS: Final[tuple[Topic[Any], ...]] = (COMMANDS, ACTIONS)
+FACTS: Final[tuple[Topic[Any], ...]] = (EVENTS,)
 JOINING_S: Final = 0.1  # how long one call waits for the bus to let the reader in: Kafka wants several answers for that
 OVERLAP_S: Final = 300.0  # what came while the reader was being let in is read again; the bus's clock may be off
 
@@ -23,6 +25,8 @@ class ControlConsumer:
 
     Parameters
     ----------
+    topics : sequence of Topic
+        What it reads.
     now_s : float
         Wall-clock seconds; what was written well before is known already.
 
@@ -32,8 +36,8 @@ class ControlConsumer:
         If the bus is away.
     """
 
-    def __init__(self, bus: Bus, now_s: float) -> None:
-        self._consumer: Consumer = bus.consumer(TOPICS, f"engine-hears-{uuid.uuid4().hex}")
+    def __init__(self, bus: Bus, topics: Sequence[Topic[Any]], now_s: float) -> None:
+        self._consumer: Consumer = bus.consumer(topics, f"engine-hears-{uuid.uuid4().hex}")
         self._since_s = now_s - OVERLAP_S
         self._placed = False
 

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from trainwarden.actions.brakes.active_brake import ActiveBrake
-from trainwarden.actions.brakes.history import STALE, begun
+from trainwarden.actions.brakes.history import STALE, begun, next_number
 from trainwarden.actions.engine.action_executor import WITHDRAWN, ActionExecutor
 from trainwarden.actions.engine.launcher_client import VERBS
 from trainwarden.actions.nodes.commands import CORDONING
@@ -84,7 +84,7 @@ class CordonExecutor:
         if last is not None and _over(last):
             del self._words[command.id]
         elif may_begin and (last is None or last.outcome != "started"):
-            return self._begin(self._action(word, 1 + sum(begun(one) for one in before), now_s), word, now_s)
+            return self._begin(self._action(word, next_number(filter(begun, before)), now_s), word, now_s)
         return False
 
     def _begin(self, action: ActionRecord, word: _Word, now_s: float) -> bool:

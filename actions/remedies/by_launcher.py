@@ -57,8 +57,7 @@ def _told(view: PlanningContext, intent: Intent, state: LauncherState, said: str
     """`intent`, refused as `said`: once for each failure of which the launcher knows."""
     attempts = view.attempts("restart")
     told = {action.plan[FAILURES]: action.id for action in attempts if FAILURES in action.plan}
-    number = 1 + sum(begun(action) or FAILURES in action.plan for action in attempts)
-    name = told.get(state.failures, f"{view.case.incident.id}/restart/{number}")
+    name = told.get(state.failures) or view.next_id("restart", lambda one: begun(one) or FAILURES in one.plan)
     plan = {**intent.plan, BY_LAUNCHER: "true", **({FAILURES: state.failures} if state.failures else {})}
     return msgspec.structs.replace(intent, id=name, refused=said, plan=plan)
 
@@ -75,11 +74,14 @@ def seen_to(view: PlanningContext) -> bool:
 def out_already(view: PlanningContext, node: str) -> str | None:
     """Why `node` need not be taken out, as the launcher goes on without it or has to decide alone; None if it need."""
     able, state = view.capabilities(), view.state()
-    if able is None or state is None or not able.restarts_itself:
+    if able is None or state is None:
         return None
     found = next((one for one in state.nodes if one.node == node), None)
-    if found is not None and found.state == "cordoned" and not found.ranks:
+    tells_places = able.restarts_itself or any(one.ranks for one in state.nodes)
+    if tells_places and found is not None and found.state == "cordoned" and not found.ranks:
         return f"{node} is set aside already"
+    if not able.restarts_itself:
+        return None
     if view.case.incident.kind != "node_lost":
         return None
     if found is None or found.state != "healthy":

@@ -94,18 +94,11 @@ def validate(view: PlanningContext, rung: Validate) -> Intent | None:
         why = "the job was validated not long ago, and stands still meanwhile"
         return msgspec.structs.replace(intent, refused=why, held=REST, until_s=rested_s)
     if state.phase == "failed":  # what is left of the ranks is ended by it: not before detection has told why
-        return view.cooled(intent) if _down(view) or not state.ranks_running else None
+        return view.cooled(intent) if view.asks_for_restart() or not state.ranks_running else None
     if state.phase == "running" and state.pausable:
-        return None if _down(view) else view.cooled(intent)
+        return None if view.asks_for_restart() else view.cooled(intent)
     why = "the job trains, and its loop takes no part in pauses: once it is down"
     return msgspec.structs.replace(intent, refused=why, held=PAUSE) if state.phase == "running" else None
-
-
-def _down(view: PlanningContext) -> bool:
-    """Whether some incident of the job asks for a restart: its ranks are gone, or stand still for ever."""
-    job, remedies = view.case.incident.job, view.rules.remedies
-    of_job = (case.incident for case in view.memory.cases.values() if case.wants_action and case.incident.job == job)
-    return any(remedies.restart_of(incident) is not None for incident in of_job)
 
 
 def asks_again(view: PlanningContext) -> bool:

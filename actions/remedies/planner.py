@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
-from trainwarden.actions.brakes.history import RETRIED, carried_out, ended_s
+from trainwarden.actions.brakes.history import BEFORE, RETRIED, carried_out, ended_s
 from trainwarden.actions.remedies.isolating import asks_again, evict, unproved, validate
 from trainwarden.actions.remedies.moving import move
 from trainwarden.actions.remedies.rebalancing import rebalance, relief
-from trainwarden.actions.remedies.slow_job import checkpoint, restart_running
+from trainwarden.actions.remedies.slow_job import checkpoint, restart_running, saved_first
 from trainwarden.actions.remedies.stopped_job import awaited, restart, restarts_in_vain, stop
 from trainwarden.actions.remedies.table import (
     SEVERITY_OF,
@@ -39,7 +39,7 @@ RETRIES_S: Final = 12 * 3600.0
 def next_intent(view: PlanningContext) -> Intent | None:
     """The next action for `view`'s incident, with its severity; None if there is nothing to do now."""
     intent = _next(view)
-    return None if intent is None else _graded(view, intent)
+    return None if intent is None else _graded(view, saved_first(view, intent))
 
 
 def _next(view: PlanningContext) -> Intent | None:
@@ -100,7 +100,7 @@ def _graded(view: PlanningContext, intent: Intent) -> Intent:
     plan = intent.plan if advice is None else {**intent.plan, "advice": advice}
     intent = msgspec.structs.replace(intent, blames=node, plan=plan)
     ended = (a for a in view.actions if a.outcome in ("done", "failed") or RETRIED in a.plan)
-    tried = (a for a in ended if a.kind != "validate")  # that cures nothing
+    tried = (a for a in ended if a.kind != "validate" and BEFORE not in a.plan)  # these cure nothing
     milder = [a for a in tried if SEVERITY_OF[a.kind] > severity]
     if intent.after is not None or not milder:
         return msgspec.structs.replace(intent, severity=severity)
@@ -119,8 +119,9 @@ def _in_turn(view: PlanningContext) -> AnyRung | None:
     A rung is due when what the incident has cost reaches its overhead and all before it were tried; a remedy that a
     brake held back counts as tried for those above it, and stays due itself.
     """
-    tried = {a.kind for a in view.actions if carried_out(a) or _passed_over(a) or view.only_shown(a)}
-    held = {a.kind for a in view.actions if a.outcome == "skipped" and a.plan.get("held")}
+    of_rungs = [action for action in view.actions if BEFORE not in action.plan]
+    tried = {a.kind for a in of_rungs if carried_out(a) or _passed_over(a) or view.only_shown(a)}
+    held = {a.kind for a in of_rungs if a.outcome == "skipped" and a.plan.get("held")}
     rungs = view.rules.remedies.rungs(view.case.incident.kind)
     if asks_again(view):
         tried.discard("validate")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
-from trainwarden.actions.brakes.history import begun
+from trainwarden.actions.brakes.history import BEFORE, MOVES, NODES_OUT, begun
 from trainwarden.actions.remedies.view import Intent, PlanningContext
+from trainwarden.records import IncidentKind
+
+TRAINS_ON: Final[frozenset[IncidentKind]] = frozenset({"slow_compute", "slow_link", "congestion", "metric_anomaly"})
+"""Kinds in which every rank can still save, and no device is known to reckon wrongly."""
 
 
 def checkpoint(view: PlanningContext) -> Intent | None:
@@ -32,3 +38,24 @@ def restart_running(view: PlanningContext) -> Intent | None:
         why += "; the checkpoint before it failed, so steps since the newest one are lost"
     intent = Intent(id=view.next_id("restart"), kind="restart_job", why=why, plan=plan)
     return view.answered(intent) or view.cooled(intent)
+
+
+def saved_first(view: PlanningContext, intent: Intent) -> Intent:
+    """`intent`, or once the checkpoint that comes before it, where it starts all ranks of a job that trains anew.
+
+    One checkpoint an incident: whatever became of it, `intent` has its turn next. Only where nobody has to be asked, as
+    a person who approves an eviction would have to answer twice.
+    """
+    if intent.kind not in NODES_OUT | MOVES or intent.refused or view.case.incident.kind not in TRAINS_ON:
+        return intent
+    if told := [one for one in view.attempts("save") if begun(one) or not one.plan.get("held")]:
+        if told[-1].outcome == "done":
+            return msgspec.structs.replace(intent, plan={**intent.plan, "checkpoint": told[-1].id})
+        return intent
+    state, able = view.state(), view.capabilities()
+    unasked = {view.rules.mode_of(kind) for kind in ("checkpoint_job", intent.kind)} == {"auto"}
+    trains = state is not None and state.phase == "running" and not view.asks_for_restart()
+    if not unasked or not trains or able is None or able.refusal("checkpoint") is not None:
+        return intent
+    why = f"all ranks are to be started again, which then loses no step: {intent.why}"
+    return Intent(id=view.next_id("save"), kind="checkpoint_job", why=why, plan={BEFORE: intent.kind})

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trainwarden.actions.brakes.history import RETRIED, begun, carried_out, ended_s
+from trainwarden.actions.brakes.history import RETRIED, begun, carried_out, ended_s, next_number
 from trainwarden.actions.remedies.engine_state import EngineState, IncidentState
 from trainwarden.actions.remedies.policy import Rules
 from trainwarden.actions.remedies.table import Rung
@@ -85,10 +85,10 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
         """Whether something waits for a brake to go off, however long that takes."""
         return any(action.outcome == "skipped" and action.plan.get("held") for action in self.actions)
 
-    def next_id(self, rung: str) -> str:
-        """Id of the first attempt of `rung` that was not begun yet."""
-        attempt = 1 + sum(begun(action) for action in self.attempts(rung))
-        return f"{self.case.incident.id}/{rung}/{attempt}"
+    def next_id(self, rung: str, counts: Callable[[ActionRecord], bool] = begun) -> str:
+        """Id of the attempt of `rung` after the newest that `counts`: that was begun."""
+        attempts = [action for action in self.attempts(rung) if counts(action)]
+        return f"{self.case.incident.id}/{rung}/{next_number(attempts)}"
 
     def cooled(self, intent: Intent) -> Intent | None:
         """`intent`, or that it waits for an earlier action of the job to show its effect; None: for a moment only."""
@@ -105,6 +105,12 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the launcher says that the job is down and waits for help."""
         state = self.state()
         return state is not None and state.phase == "failed"
+
+    def asks_for_restart(self) -> bool:
+        """Whether some incident of the job asks for a restart: its ranks are gone, or stand still for ever."""
+        job, remedies = self.case.incident.job, self.rules.remedies
+        of_job = (one.incident for one in self.memory.cases.values() if one.wants_action and one.incident.job == job)
+        return any(remedies.restart_of(incident) is not None for incident in of_job)
 
     def restarted_s(self) -> float | None:
         """When the ranks that run were started, by our clock, if that was after what the incident tells of.

@@ -24,7 +24,7 @@ from trainwarden.launching import (
 )
 
 ABLE: Final = Capabilities(
-    can=frozenset({"restart", "stop", "evict", "validate", "cordon", "uncordon", "move"}),
+    can=frozenset({"restart", "stop", "evict", "validate", "cordon", "uncordon", "move", "checkpoint"}),
     cannot={"rebalance": "nobody splits batches"},
 )
 UNREACHABLE: Final = 0.03  # shares of calls
@@ -33,7 +33,7 @@ OLDER: Final = 0.05
 TIMED_OUT: Final = 0.12
 LATE: Final = 0.08
 ERRS: Final = 0.02
-LONGEST_S: Final = {"restart": 8.0, "evict": 25.0, "validate": 15.0, "stop": 4.0, "move": 8.0}
+LONGEST_S: Final = {"restart": 8.0, "evict": 25.0, "validate": 15.0, "stop": 4.0, "move": 8.0, "checkpoint": 20.0}
 
 
 class _Accepted(msgspec.Struct):

@@ -13,11 +13,19 @@ import pytest
 
 from tests.places import ROOT
 from tests.system.runs import LEAN, WARDEN
-from tests.system.torchrun_nodes import TorchrunNodes
+from tests.system.torchrun_nodes import TorchrunNodes, until
+from trainwarden.actions.engine.handler import EngineHandler
 from trainwarden.actions.launchers.torchrun.client import JobClient, Patient
+from trainwarden.actions.remedies.policy import Rules
+from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.checkpoints.newest import newest
 from trainwarden.clock import SystemClock
 from trainwarden.launching import Report, Verb
+from trainwarden.records import ActionRecord, IncidentRecord, Suspect
+from trainwarden.self_metrics import SelfMetrics
+from trainwarden.service_loop import ServiceLoop
+from trainwarden.settings import EngineSettings
+from trainwarden.topics import ACTIONS, INCIDENTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 SCRIPT = str(ROOT / "tests" / "scripts" / "files_trainer.py")
@@ -37,28 +45,28 @@ def run(path: Path, crash_at: int, last: int) -> list[tuple[str, str, str]]:
     return re.findall(r"attempt (\d+) from (\d+) in (.*)", (path / "a.log").read_text())
 
 
+def asked(nodes: TorchrunNodes, kind: Verb) -> Report:
+    """Asked again until it is taken: the ranks start, and catch the signal once they do."""
+    client = Patient(JobClient(nodes.launcher), SystemClock(), 240.0)
+    deadline_s = time.monotonic() + 240.0
+    while (report := client.carry_out(kind, "job", "a test asks")).state == "refused":
+        assert time.monotonic() < deadline_s, report.text
+        time.sleep(1.0)
+    return report
+
+
 def test_the_verb_checkpoint_has_the_ranks_save_and_a_restart_goes_on_from_that(tmp_path: Path) -> None:
     nodes = TorchrunNodes(tmp_path, str(ROOT / "tests" / "scripts" / "saves_when_asked.py"), nodes=1)
     (tmp_path / "memory").mkdir()
-    client = Patient(JobClient(nodes.launcher), SystemClock(), 240.0)
-
-    def asked(kind: Verb) -> Report:
-        """Asked again until it is taken: the ranks start, and catch the signal once they do."""
-        deadline_s = time.monotonic() + 240.0
-        while (report := client.carry_out(kind, "job", "a test asks")).state == "refused":
-            assert time.monotonic() < deadline_s, report.text
-            time.sleep(1.0)
-        return report
-
     try:
         nodes.start(
             "a", TRAINWARDEN_CHECKPOINTS_STORE=str(tmp_path / "store"), TRAINWARDEN_CHECKPOINT_SIGNAL="USR1",
             TRAINWARDEN_CHECKPOINT_MEMORY=str(tmp_path / "memory"),
         )  # fmt: skip
-        saved = asked("checkpoint")
+        saved = asked(nodes, "checkpoint")
         assert saved.state == "done", saved.text
         [step] = re.findall(r"the checkpoint of step (\d+) is complete", saved.text)
-        again = asked("restart")
+        again = asked(nodes, "restart")
         assert again.text == f"the newest checkpoint that its nodes see is of step {step}"
         deadline_s = time.monotonic() + 240.0
         while f"attempt 1 from {step}" not in (text := (tmp_path / "a.log").read_text()):
@@ -111,3 +119,48 @@ def test_a_script_that_is_not_changed_goes_on_from_memory_and_then_from_the_stor
     begun = run(tmp_path / "second", crash_at=0, last=25)
     assert begun == [("0", "20", str(folder))]
     assert "step 20 is restored from the store" in (tmp_path / "second" / "a.log").read_text()
+
+
+def test_an_engine_has_the_ranks_save_before_it_takes_their_node_out_and_the_spare_goes_on_from_that(
+    tmp_path: Path,
+) -> None:
+    nodes = TorchrunNodes(tmp_path, str(ROOT / "tests" / "scripts" / "saves_when_asked.py"), nodes=1)
+    table = tmp_path / "remedies.toml"
+    table.write_text('slow_compute = [{ action = "evict_node" }]\n')
+    bus = EmbeddedBus(str(tmp_path / "bus.db"))
+    rules, clock = Rules.of(EngineSettings(mode="auto", remedies=str(table))), SystemClock()
+    metrics = SelfMetrics("engine")
+    loop = ServiceLoop(bus, EngineHandler(rules, nodes.launcher, clock, metrics), clock, metrics)
+
+    def actions() -> list[ActionRecord]:
+        loop.step()
+        return [one.record for one in bus.read(ACTIONS) if isinstance(one.record, ActionRecord)]
+
+    try:
+        for node in ("a", "b"):
+            (tmp_path / f"memory-{node}").mkdir()
+            nodes.start(
+                node, TRAINWARDEN_CHECKPOINTS_STORE=str(tmp_path / "store"), TRAINWARDEN_CHECKPOINT_SIGNAL="USR1",
+                TRAINWARDEN_CHECKPOINT_MEMORY=str(tmp_path / f"memory-{node}"), TRAINWARDEN_CHECKPOINTS_FLUSH_S="1",
+            )  # fmt: skip
+            assert asked(nodes, "checkpoint").state == "done"  # the ranks run, and catch the signal
+        until(lambda: len(nodes.state().nodes) == 2, "the spare has not come")
+        now_s = time.time()
+        bus.publish(INCIDENTS, "job", IncidentRecord(
+            id="i1", job="job", kind="slow_compute", severity="sev2", state="opened", revision=0, opened_at_s=now_s,
+            updated_at_s=now_s, reason="slow", suspects=(Suspect(score=1.0, reason="slow", rank=0, node="a"),),
+        ))  # fmt: skip
+        bus.flush()
+        ended = ("done", "failed", "skipped")
+        until(lambda: any(one.kind == "evict_node" and one.outcome in ended for one in actions()), "no eviction")
+        said = [(one.id, one.outcome, one.why) for one in actions()]
+        assert [(name, outcome) for name, outcome, _ in said] == [
+            ("i1/save/1", "started"), ("i1/save/1", "done"), ("i1/evict/1", "started"), ("i1/evict/1", "done"),
+        ], said  # fmt: skip
+        until(lambda: "attempt 1 from" in (tmp_path / "b.log").read_text(), "the spare has not begun")
+        saved = re.findall(r"saved (\d+)", (tmp_path / "a.log").read_text())[-1]
+        assert f"attempt 1 from {saved}" in (tmp_path / "b.log").read_text()
+    finally:
+        (tmp_path / "end").touch()
+        nodes.close()
+        bus.close()

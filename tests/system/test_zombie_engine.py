@@ -203,10 +203,14 @@ def test_an_engine_that_wakes_after_another_took_over_does_nothing_twice_and_obe
     assert launcher.phase == "failed", "the stop holds"
 
 
-def test_while_no_heartbeat_is_answered_nothing_is_handed_out(
-    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("silent", ["received_heartbeat", "sent_heartbeat"])
+def test_while_no_new_heartbeat_is_answered_nothing_is_handed_out(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
-    """As after a stop: what the broker had sent by then lies in the socket, and the group has put the member out."""
+    """As after a stop: what the broker had sent by then lies in the socket, and the group has put the member out.
+
+    The answer to the heartbeat before the stop lies there, too.
+    """
     bus = bus_of(kafka_broker.server, f"t{uuid.uuid4().hex[:8]}.")
     for number in range(3):
         bus.publish(EVENTS, "k", event("k", number))
@@ -214,8 +218,12 @@ def test_while_no_heartbeat_is_answered_nothing_is_handed_out(
     consumer: Any = joined(bus.consumer([EVENTS], "g"))
     said = consumer.poll(DEADLINE_S, max_records=1)
     heartbeat = consumer._consumer._coordinator.heartbeat
-    monkeypatch.setattr(heartbeat, "received_heartbeat", lambda: None)
-    heartbeat.last_receive = consumer._joined_s = float("-inf")
+    monkeypatch.setattr(heartbeat, silent, lambda: None)
+    if silent == "received_heartbeat":
+        heartbeat.last_receive = float("-inf")
+    else:
+        heartbeat.last_send = float("-inf")
+    consumer._member_s = consumer._joined_s = float("-inf")
     assert consumer.poll(0.5) == []
     monkeypatch.undo()
     assert ids(said + poll_until(consumer, 2)) == ["k/0", "k/1", "k/2"]

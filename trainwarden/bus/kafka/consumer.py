@@ -112,6 +112,7 @@ class GroupConsumer:
         self._hidden: frozenset[TopicPartition] = frozenset()  # partitions of which not even offsets are told
         self._lives: dict[str, Any] = {}  # the cluster's own id of each topic, another one once it is made again
         self._heard_s = self._joined_s = time.monotonic()
+        self._member_s = self._joined_s  # when the last heartbeat that was answered was sent
         self.closed = False
         self._names = [clients.topic_name(topic) for topic in topics]
         self._compact = frozenset(clients.topic_name(topic) for topic in topics if topic.compact)
@@ -177,14 +178,12 @@ class GroupConsumer:
     def committed(self) -> Mapping[tuple[str, int], int]:
         with self._lock:
             self._check_open()
-            kept = self._committed()
-            return {self._place(partition): offset for partition, offset in kept.items()}
+            return {self._place(partition): offset for partition, offset in self._committed().items()}
 
     def seek_to_time(self, time_s: float) -> None:
         with self._lock:
             self._check_open()
-            partitions = self._mine
-            if not partitions:
+            if not (partitions := self._mine):
                 return
             with self._clients.guard("seeking"):
                 starts = offsets_at(self._consumer, partitions, time_s, self._timeout_ms)
@@ -371,12 +370,15 @@ class GroupConsumer:
         log.warning("records were removed before they were read", extra={"fields": fields})
 
     def _is_unheard(self) -> bool:
-        """Whether no heartbeat was answered for a session's time: what is at hand may be another member's by now.
+        """Whether no heartbeat of a session's time was answered: what is at hand may be another member's by now.
 
-        A process that stood still finds records that came meanwhile before it learns that it was put out.
+        A process that stood still finds such records before it learns that it was put out, and the answer to an earlier
+        heartbeat: an answer is as old as its question.
         """
-        heard_s = max(self._consumer._coordinator.heartbeat.last_receive, self._joined_s)
-        return bool(time.monotonic() - heard_s > self._clients.config.session_timeout_s)
+        beat = self._consumer._coordinator.heartbeat
+        if beat.last_receive >= beat.last_send:
+            self._member_s = max(self._member_s, beat.last_send)
+        return time.monotonic() - max(self._member_s, self._joined_s) > self._clients.config.session_timeout_s
 
     def _held_back(self) -> bool:
         """Whether some partition is known to hold records that may be older than those at hand."""

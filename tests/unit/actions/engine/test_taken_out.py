@@ -225,7 +225,7 @@ def test_an_action_that_one_engine_gave_up_and_another_saw_done_was_done() -> No
 def test_an_eviction_that_has_just_ended_is_asked_about_before_the_ranks_are_restarted_for_a_hang(
     ended_s: int,
 ) -> None:
-    """Chaos run 110120: a spare's start had started all ranks anew, and its end was to be asked about a second later."""
+    """Chaos run 110120: the spare's start had started all ranks anew; its end was asked about a second later."""
     one = rig()
     one.launcher.phase = "running"
     incident(one, "i1")
@@ -249,3 +249,17 @@ def test_a_drain_of_hours_does_not_hold_back_the_restart_of_a_job_that_hangs() -
     for _ in range(14):
         one.tick(10.0)
     assert [operation.id for operation in one.launcher.operations] == ["i1/evict/1", "i2/restart/1"]
+
+
+@pytest.mark.parametrize("tells_places", [True, False])
+def test_a_node_that_is_set_aside_is_not_evicted_again_where_the_launcher_tells_where_ranks_are(
+    tells_places: bool,
+) -> None:
+    """Chaos run 142135: its eviction had failed, as the ranks ended at once, and had taken it out all the same."""
+    one = rig()
+    places = [NodeState(node=f"n{place}", ranks=(place,) if tells_places else ()) for place in range(7)]
+    one.launcher.nodes["job"] = (*places, NodeState(node="n7", state="cordoned"))
+    incident(one, "i1")
+    one.tick(10.0)
+    assert evicted(one) == ([] if tells_places else ["i1/evict/1"])
+    assert ("n7 is set aside already" in one.bus.actions()[-1].why) is tells_places

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.engine_doubles import Rig
 from trainwarden.launching import Capabilities
-from trainwarden.records import Suspect
+from trainwarden.records import ActionRecord, Suspect
+from trainwarden.topics import ACTIONS
 
 SLOW: dict[str, Any] = {
     "healthy_iteration_s": 0.3, "iteration_s": 0.6, "slow_iterations": 5, "ranks": [0, 1, 2, 3],
@@ -169,3 +171,22 @@ def test_of_two_remedies_that_no_launcher_offers_both_are_said_and_the_next_has_
     rig.tick()
     told = [("i1/person/1", "skipped"), ("i1/person/2", "skipped")]
     assert rig.story() == [*told, ("i1/restart/1", "started"), ("i1/restart/1", "done")]
+
+
+@pytest.mark.parametrize("strange", ["x", "9" * 5000, "²"])
+def test_an_attempt_that_is_missing_on_the_bus_does_not_give_its_number_to_a_later_one(strange: str) -> None:
+    """Chaos run 142267: the first was begun in memory alone, and its engine killed; the second came again for ever."""
+    rig = Rig(cool_down_s=0.0)
+    incident = rig.incident()
+    second = ActionRecord(
+        id="i1/restart/2", incident="i1", job="job", kind="restart_process", outcome="done", at_s=900.0, why="crash",
+        finished_at_s=901.0,
+    )  # fmt: skip
+    rig.bus.publish(ACTIONS, "job", second)
+    rig.bus.publish(ACTIONS, "job", msgspec.structs.replace(second, id=f"i1/restart/{strange}", outcome="skipped"))
+    rig.bus.flush()
+    rig.restart_engine()
+    rig.tell(incident)
+    for _ in range(20):
+        rig.tick(10.0)
+    assert rig.launcher.asked == [("restart", "i1/restart/3")]

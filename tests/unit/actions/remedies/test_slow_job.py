@@ -8,9 +8,11 @@ import pytest
 
 from tests.engine_doubles import Killed, Rig
 from tests.unit.actions.engine.test_handler import slow_evidence
-from trainwarden.launching import Capabilities
+from trainwarden.launching import Capabilities, NodeState
+from trainwarden.records import Suspect
 
 ABLE = Capabilities(can=frozenset({"restart", "checkpoint"}))
+ABLE_TO_EVICT = Capabilities(can=frozenset({"restart", "checkpoint", "evict"}))
 
 
 RUNGS: dict[str, Any] = {
@@ -19,6 +21,10 @@ RUNGS: dict[str, Any] = {
         {"action": "restart_job", "overhead_s": 600.0},
     ]
 }
+
+
+EVICTS: dict[str, Any] = {"slow_compute": [{"action": "evict_node", "overhead_s": 600.0}, *RUNGS["slow_compute"]]}
+SUSPECTS = (Suspect(score=0.9, reason="slow", rank=2, node="n7"),)
 
 
 def rig_of(able: Capabilities = ABLE) -> Rig:
@@ -107,3 +113,75 @@ def test_a_kill_at_either_call_repeats_neither(place: int) -> None:
     ticks(rig)
     assert next(calls, None) is None
     assert [one.kind for one in rig.launcher.operations] == ["checkpoint", "restart"]
+
+
+def evicting(able: Capabilities = ABLE_TO_EVICT) -> Rig:
+    """A job that trains, a node of which is to be taken out."""
+    rig = Rig(EVICTS, cool_down_s=60.0)
+    rig.launcher.able, rig.launcher.phase, rig.launcher.slow = able, "running", True
+    rig.launcher.nodes["job"] = (NodeState(node="n6"), NodeState(node="n7"))
+    incident = rig.incident(kind="slow_compute", suspects=SUSPECTS, evidence=slow_evidence(slow_iterations=3000))
+    rig.tell(incident)
+    return rig
+
+
+def test_a_job_that_trains_saves_before_a_node_is_taken_out_and_the_eviction_names_the_checkpoint() -> None:
+    rig = evicting()
+    assert asked(rig) == ["checkpoint"]
+    saved = rig.bus.actions()[-1]
+    assert (saved.id, saved.plan["saved_before"], saved.outcome) == ("i1/save/1", "evict_node", "started")
+    rig.tick(500.0)
+    assert asked(rig) == ["checkpoint"], "it waits for the checkpoint"
+    rig.launcher.finish("i1/save/1")
+    rig.tick(30.0)
+    rig.tick(0.1)
+    assert asked(rig) == ["checkpoint", "evict"], "at once: nobody waits for a checkpoint's effect"
+    evict = rig.bus.actions()[-1]
+    assert (evict.id, evict.plan["checkpoint"], evict.severity) == ("i1/evict/1", "i1/save/1", "sev1")
+    assert "raised from" not in evict.why, "a checkpoint is no remedy that did not help"
+
+
+def test_an_eviction_goes_on_where_the_checkpoint_before_it_failed_or_cannot_be_had() -> None:
+    rig = evicting()
+    rig.launcher.finish("i1/save/1", error="the disk is full")
+    rig.tick(30.0)
+    rig.tick(0.1)
+    assert asked(rig) == ["checkpoint", "evict"]
+    assert "checkpoint" not in rig.bus.actions()[-1].plan
+    assert asked(evicting(Capabilities(can=frozenset({"evict"})))) == ["evict"]
+
+
+def test_no_checkpoint_is_asked_of_a_job_that_is_down_or_whose_device_is_at_fault() -> None:
+    rig = Rig()
+    rig.launcher.able, rig.launcher.phase = Capabilities(can=frozenset({"evict", "checkpoint"})), "running"
+    suspects = (Suspect(score=0.9, reason="Xid 79", rank=2, node="n7"),)
+    rig.tell(rig.incident(kind="gpu_memory_error", suspects=suspects))
+    assert asked(rig) == ["evict"]
+
+
+def test_after_the_eviction_a_restart_takes_a_checkpoint_of_its_own() -> None:
+    """The one before the eviction is older than what was trained since."""
+    rig = evicting()
+    rig.launcher.finish("i1/save/1")
+    rig.tick(30.0)
+    rig.tick(0.1)
+    rig.launcher.finish("i1/evict/1", error="no spare came")
+    for _ in range(20):
+        rig.tick(61.0)
+        if asked(rig)[-1] == "checkpoint":
+            break
+    assert asked(rig) == ["checkpoint", "evict", "checkpoint"]
+    assert rig.bus.actions()[-1].id == "i1/checkpoint/1"
+
+
+def test_a_stop_holds_the_checkpoint_and_after_it_both_are_done() -> None:
+    rig = Rig({"slow_compute": EVICTS["slow_compute"][:1]}, cool_down_s=0.0)
+    rig.launcher.able, rig.launcher.phase = ABLE_TO_EVICT, "running"
+    rig.launcher.nodes["job"] = (NodeState(node="n6"), NodeState(node="n7"))
+    rig.tell(rig.command("stop"))
+    rig.tell(rig.incident(kind="slow_compute", suspects=SUSPECTS, evidence=slow_evidence(slow_iterations=3000)))
+    ticks(rig)
+    assert asked(rig) == []
+    rig.tell(rig.command("resume"))
+    ticks(rig)
+    assert asked(rig) == ["checkpoint", "evict"]
