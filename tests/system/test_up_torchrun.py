@@ -44,9 +44,9 @@ while True:
 class Joined:
     """`up`, and a torchrun of two ranks that has joined it by what `up` has printed."""
 
-    def __init__(self, path: Path, over: ExitStack) -> None:
+    def __init__(self, path: Path, mode: str, over: ExitStack) -> None:
         self._path, self.run_dir, self._bus = path, path / "run", f"embedded:{path / 'bus.db'}"
-        (path / "settings.toml").write_text('[engine]\nmode = "auto"\n')
+        (path / "settings.toml").write_text(f'[engine]\nmode = "{mode}"\n')
         (path / "train.py").write_text(SCRIPT)
         up = [*WARDEN, "up", "--config", "settings.toml", "--run-dir", str(self.run_dir)]
         self._over = over
@@ -90,11 +90,19 @@ class Joined:
 
 
 @pytest.fixture
-def joined(tmp_path: Path) -> Iterator[Joined]:
+def joined(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Joined]:
     with ExitStack() as over:
-        yield Joined(tmp_path, over)
+        yield Joined(tmp_path, request.param, over)
 
 
+@pytest.mark.parametrize("joined", ["observe"], indirect=True)
+def test_where_nobody_is_to_act_a_failed_rank_ends_the_job(joined: Joined) -> None:
+    os.kill(joined.trains(set())[1], signal.SIGKILL)
+    assert joined.torchrun.wait(120) == 75
+    until(lambda: any(one.outcome == "proposed" for one in joined.actions()), "no restart is proposed")
+
+
+@pytest.mark.parametrize("joined", ["auto"], indirect=True)
 def test_the_printed_command_joins_a_job_that_is_mended_after_a_kill_and_a_freeze(joined: Joined) -> None:
     first = joined.trains(set())
     os.kill(first[1], signal.SIGKILL)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from trainwarden import plugins
 from trainwarden.actions.launchers.torchrun.client import TorchrunConfig, TorchrunLauncher
 from trainwarden.actions.launchers.torchrun.host import RendezvousHost
+from trainwarden.actions.remedies.policy import Rules
 from trainwarden.cli.shared.engine_beside import as_toml
 from trainwarden.errors import ConfigError
 from trainwarden.metrics_http.access import read_token
@@ -64,6 +65,9 @@ class RendezvousBeside:
         self._job, self._run_dir, self.engine = settings.job, run_dir, dict[str, str]()
         self._host: RendezvousHost | None = None
         self._said: set[bool] = set()
+        # Where a restart is only proposed, or waits for approval, a failed rank ends its job, as under torchrun alone.
+        restarts = Rules.of(settings.engine).mode_of("restart_process") == "auto"
+        self._restarts = () if restarts else ("max_failures=1", "renew=no")
         if settings.engine.launcher != "torchrun":
             return
         asked = settings.engine.launcher_settings
@@ -106,7 +110,9 @@ class RendezvousBeside:
         """The environment by which a torchrun of this machine takes part, watched by the agent that is here already."""
         names = "token_file", "tls_ca", "tls_certificate", "tls_key"
         paths = ((name, getattr(self._config, name)) for name in names)
-        conf = ",".join(f"{name}={Path(path).absolute()}" for name, path in paths if path is not None)
+        conf = ",".join(
+            [*(f"{name}={Path(path).absolute()}" for name, path in paths if path is not None), *self._restarts]
+        )
         words = {
             "TRAINWARDEN_RUN_DIR": str(self._run_dir), "PET_RDZV_BACKEND": "trainwarden",
             "PET_RDZV_ENDPOINT": address, "PET_RDZV_ID": self._job, **({"PET_RDZV_CONF": conf} if conf else {}),

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.unit.trainwarden.hook.test_planted_files import in_time
+from trainwarden.actions.remedies.policy import Mode
 from trainwarden.cli.shared.rendezvous_beside import RendezvousBeside
 from trainwarden.settings import Settings
 
 
-def beside(path: Path, **settings: Any) -> RendezvousBeside:
+def beside(path: Path, mode: Mode = "observe", **settings: Any) -> RendezvousBeside:
     path.mkdir(exist_ok=True)
-    engine = msgspec.structs.replace(Settings().engine, launcher_settings=settings)
+    engine = msgspec.structs.replace(Settings().engine, mode=mode, launcher_settings=settings)
     return RendezvousBeside(msgspec.structs.replace(Settings(), engine=engine), path, "embedded:bus.db")
 
 
@@ -63,3 +65,14 @@ def test_an_engine_with_another_launcher_needs_none(tmp_path: Path) -> None:
     engine = msgspec.structs.replace(Settings().engine, launcher="webhook")
     one = RendezvousBeside(msgspec.structs.replace(Settings(), engine=engine), tmp_path, "embedded:bus.db")
     assert (one.news(), one.engine) == (None, {})
+
+
+@pytest.mark.parametrize(("mode", "restarts"), [("observe", False), ("confirm", False), ("auto", True)])
+def test_only_in_auto_the_printed_command_lets_failed_ranks_start_again(
+    tmp_path: Path, mode: Mode, restarts: bool
+) -> None:
+    one = beside(tmp_path / "a", mode)
+    try:
+        assert ("max_failures=1,renew=no torchrun" in until_said(one).replace("'", "")) is not restarts
+    finally:
+        one.close()
