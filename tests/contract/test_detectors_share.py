@@ -20,9 +20,6 @@ from trainwarden.service_loop import ServiceLoop
 from trainwarden.settings import DetectionSettings
 from trainwarden.topics import INCIDENTS, SNAPSHOTS, topic_of
 
-# kafka-python leaves sockets of connections that were given up to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 JOBS = [f"job{number}" for number in range(6)]
 SETTINGS = DetectionSettings(rewind_s=1.0)  # what is read again without a snapshot says nothing of the past
 

@@ -34,8 +34,6 @@ from trainwarden.trainer_offline.archive.service import ArchiveHandler, GatedBus
 
 pytestmark = [
     pytest.mark.thorough,
-    # kafka-python leaves sockets of connections that were given up to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 HELD_OPEN_S = 1.0

@@ -25,8 +25,6 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.kafka,
     pytest.mark.timeout(300),
-    # kafka-python leaves the socket of every refused reconnection to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 # The service as it is, told to say what it owns; small files so that both workers find days to join all the time.

@@ -29,8 +29,6 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.kafka,
     pytest.mark.timeout(300),
-    # kafka-python leaves the socket of every refused reconnection to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 RANKS, PER_NODE, LATE = 6, 3, 4

@@ -24,8 +24,6 @@ from trainwarden.topics import EVENTS, HEARTBEATS
 pytestmark = [
     pytest.mark.system,
     pytest.mark.kafka,
-    # kafka-python leaves sockets of connections that were given up to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 READING = (ACLOperation.READ, ACLOperation.DESCRIBE)
 WRITING = (ACLOperation.WRITE, ACLOperation.DESCRIBE)

@@ -24,8 +24,6 @@ __all__ = ["cluster"]
 pytestmark = [
     pytest.mark.system,
     pytest.mark.kafka,
-    # kafka-python leaves sockets of connections that were given up to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 

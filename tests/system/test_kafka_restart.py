@@ -19,8 +19,6 @@ from trainwarden.topics import EVENTS
 pytestmark = [
     pytest.mark.system,
     pytest.mark.kafka,
-    # kafka-python leaves the socket of every refused reconnection to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 KEYS = ("a", "b", "c")
 CONFIG = KafkaConfig(partitions=4, connect_timeout_s=5.0, request_timeout_s=2.0, session_timeout_s=2.0)

@@ -38,8 +38,6 @@ from trainwarden.trainer_offline.archive.service import ArchiveHandler, GatedBus
 pytestmark = [
     pytest.mark.system,
     pytest.mark.kafka,
-    # kafka-python leaves sockets of connections that were given up to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 

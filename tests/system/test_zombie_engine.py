@@ -36,8 +36,6 @@ from trainwarden.topics import ACTIONS, COMMANDS, EVENTS, INCIDENTS
 pytestmark = [
     pytest.mark.system,
     pytest.mark.kafka,
-    # kafka-python leaves sockets of connections that were given up to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 AHEAD_S = 60.0
 ROUNDS = 30
