@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import ssl
 import threading
 import time
@@ -238,7 +239,7 @@ class KeeperService:
         job.count("sent_bytes_total", "Their bytes.", self._new("sent_bytes", totals.sent_bytes))
         job.count("flushed_total", "Shards written to the store.", self._new("flushed", totals.flushed))
         job.count("corrupt_total", "Shards that failed a checksum.", self._new("corrupt", totals.corrupt))
-        notes = [keeper.slots.note(f"trainer-{rank}.json") or {} for rank in {s.rank for s in keeper.slots.listed()}]
+        notes = _trainers_notes(keeper)
         for reason in _SKIPS:
             skipped = sum(one for note in notes if isinstance(one := note.get(reason), int))
             job.gauge("skipped_saves", "Saves that the trainers here have skipped.", skipped, reason=reason)
@@ -283,7 +284,17 @@ def listing(keeper: Keeper, copies: Copies, now_s: float) -> dict[str, Any]:
         "a node": _back_to(copies, copies.newest("neighbour", "store"), now_s),
         "all nodes": _back_to(copies, copies.newest("store"), now_s),
     }
-    return {"job": keeper.job, "node": keeper.node, "checkpoints": rows, "if_lost": lost, "away": dict(keeper.away)}
+    notes = _trainers_notes(keeper)
+    stalls = [one for note in notes if isinstance(one := note.get("stall_s"), int | float) and 0.0 < one < math.inf]
+    return {
+        "job": keeper.job, "node": keeper.node, "checkpoints": rows, "if_lost": lost, "away": dict(keeper.away),
+        **({"stall_s": max(stalls)} if stalls else {}),
+    }  # fmt: skip
+
+
+def _trainers_notes(keeper: Keeper) -> list[dict[str, Any]]:
+    """What the ranks of this node have noted of their saves."""
+    return [keeper.slots.note(f"trainer-{rank}.json") or {} for rank in {one.rank for one in keeper.slots.listed()}]
 
 
 def _back_to(copies: Copies, id_: Id | None, now_s: float) -> dict[str, Any] | None:

@@ -12,4 +12,5 @@ CATALOG: Final[dict[str, str]] = {
     "topology": "trainwarden.actions.planners.questions.topology:Topology",
     "ladder": "trainwarden.actions.planners.questions.ladder:LadderPlan",
     "cluster": "trainwarden.actions.planners.questions.cluster:Cluster",
+    "interval": "trainwarden.actions.planners.questions.interval:Interval",
 }

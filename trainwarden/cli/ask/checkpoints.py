@@ -5,15 +5,19 @@ from __future__ import annotations
 import json as json_module
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote
 
 import typer
 
-from trainwarden.cli.shared.options import JobName, Json
+from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
-from trainwarden.errors import NotJudged
+from trainwarden.errors import NotJudged, WardenError
+
+if TYPE_CHECKING:
+    from trainwarden.cli.shared.follow import JobView
 
 _PATIENCE_S = 60.0  # the keeper asks its peers, of which some may be gone
 
@@ -25,11 +29,14 @@ def checkpoints(
         Path | None,
         typer.Option(metavar="DIR", help="As for `keeper`; default TRAINWARDEN_CHECKPOINT_MEMORY or /dev/shm."),
     ] = None,
+    bus: BusAddress = None,
+    config: ConfigFile = None,
     json: Json = None,
 ) -> int:
     """List checkpoints in memory, at the neighbour and in the store, and what would be lost now.
 
-    It asks the keeper of this node; without one it lists this node's memory alone.
+    It asks the keeper of this node; without one it lists this node's memory alone. Where saves were measured and the
+    bus or a kept run knows of failures, it proposes how often to save.
 
     Example: trainwarden checkpoints --job llama
     """
@@ -42,6 +49,7 @@ def checkpoints(
         raise NotJudged(f"no job keeps checkpoints in {job_folder(job or '', root).parent} of this node")
     voice = Voice(json)
     for one in jobs:
+        one.update(_proposal(one, bus, config))
         for line in _lines(one):
             voice.say(line)
     voice.answer({"jobs": jobs})
@@ -69,6 +77,45 @@ def _of(folder: Path) -> dict[str, Any]:
         return {**listing(alone, alone.survey(), time.time()), "keeper": False}
 
 
+def _proposal(one: dict[str, Any], bus: str | None, config: Path | None) -> dict[str, Any]:
+    """How often to save, by what a save has cost and how often the job has failed; else why that is not known."""
+    from trainwarden.cli.ask.jobs_on_bus import views_of
+
+    if "stall_s" not in one:
+        return {}
+    try:
+        views = views_of(bus, config, one["job"])
+    except WardenError as error:
+        return {"no_interval": f"what is known of failures cannot be read: {error}"}
+    return (
+        {"interval": found} if isinstance(found := interval_of(one["stall_s"], views), dict) else {"no_interval": found}
+    )
+
+
+def interval_of(stall_s: float, views: Sequence[JobView]) -> dict[str, Any] | str:
+    """The interval that Young and Daly would choose for a job that `views` have seen; or why there is none.
+
+    Failures are incidents for which the ranks have to be started again.
+    """
+    from trainwarden.actions.planners.questions.interval import Interval, IntervalQuestion
+    from trainwarden.actions.remedies.table import load
+
+    spans = [[*(one.time_s for one in view.verdicts), *(one.time_s for one in view.events)] for view in views]
+    watched_s = sum(max(span) - min(span) for span in spans if span)
+    known = [incident for view in views for incident in view.incidents.values()]
+    remedies = load(None)
+    failures = sum(one.kind == "node_lost" or remedies.restart_of(one) is not None for one in known)
+    if not failures or not watched_s:
+        return f"no failure is known of the {watched_s / 3600:.1f} h that were watched"
+    steps = [step_s for view in views if (step_s := view.iteration_s())]
+    question = IntervalQuestion(stall_s, watched_s / failures, steps[-1] if steps else None)
+    answer = Interval().answer(question)
+    return {
+        "interval_s": answer.interval_s, "lost_share": answer.lost_share, "failures": failures, "watched_s": watched_s,
+        **({"steps": answer.steps, "step_s": question.step_s} if answer.steps is not None else {}),
+    }  # fmt: skip
+
+
 def _lines(one: dict[str, Any]) -> list[str]:
     said = [f"{one['job']}: " + ("" if one["keeper"] else "no keeper answers, so this node's memory alone is listed")]
     for row in one["checkpoints"]:
@@ -80,5 +127,15 @@ def _lines(one: dict[str, Any]) -> list[str]:
     for what, back in one["if_lost"].items():
         to = "everything is lost" if back is None else f"back to step {back['step']}, {back['age_s']:.0f} s old"
         said.append(f"  if {what} is lost now: {to}" if what != "all nodes" else f"  if all nodes are lost now: {to}")
+    if "stall_s" in one:
+        said.append(f"  a save holds training up for {one['stall_s']:.2g} s; {_interval_words(one)}")
     said += [f"  {who}: {why}" for who, why in one["away"].items()]
     return said
+
+
+def _interval_words(one: dict[str, Any]) -> str:
+    if (found := one.get("interval")) is None:
+        return f"no interval is proposed: {one.get('no_interval')}"
+    steps = f" ({found['steps']} steps)" if "steps" in found else ""
+    of = f"{found['failures']} failures in {found['watched_s'] / 3600:.1f} h"
+    return f"with {of}, saves every {found['interval_s']:.3g} s{steps} lose least: {100 * found['lost_share']:.2g} %"

@@ -17,7 +17,9 @@ from trainwarden.records import TaskRecord
 
 
 def plan(
-    what: Annotated[Literal["microbatches", "topology", "ladder", "cluster"], typer.Argument(help="Which planner.")],
+    what: Annotated[
+        Literal["microbatches", "topology", "ladder", "cluster", "interval"], typer.Argument(help="Which planner.")
+    ],
     source: Annotated[str, typer.Argument(metavar="[FILE]", help="JSON input; - is standard input.")] = "-",
     *,
     json: Json = None,
