@@ -16,7 +16,7 @@ import msgspec
 
 from trainwarden.actions.launchers.breakers import Breakers
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
-from trainwarden.network.in_time import AnswerInTime
+from trainwarden.network.in_time import urllib3_pools
 
 MAX_ANSWER_BYTES: Final = 64 * 2**20  # a page of pods has 10 KB each
 PAGE: Final = 500
@@ -210,24 +210,8 @@ class Api:
                 )
             settings.retries = False
             self._way = self._client.ApiClient(settings)
-            self._way.rest_client.pool_manager.pool_classes_by_scheme = _pools(self._monotonic_s)
+            self._way.rest_client.pool_manager.pool_classes_by_scheme = urllib3_pools(self._monotonic_s)
         return self._way
-
-
-def _pools(monotonic_s: Callable[[], float]) -> dict[str, type]:
-    """urllib3's, but the time limit is for an answer and not for each piece of it."""
-    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
-
-    def in_time(kind: Any) -> Any:
-        def getresponse(self: Any) -> Any:
-            deadline_s = monotonic_s() + self.timeout
-            self.response_class = lambda sock, **more: AnswerInTime(sock, deadline_s, monotonic_s, **more)
-            return kind.ConnectionCls.getresponse(self)
-
-        connection = type("InTime", (kind.ConnectionCls,), {"getresponse": getresponse})
-        return type(kind.__name__, (kind,), {"ConnectionCls": connection})
-
-    return {"http": in_time(HTTPConnectionPool), "https": in_time(HTTPSConnectionPool)}
 
 
 def _message(said: bytes) -> str:
