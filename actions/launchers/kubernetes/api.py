@@ -131,7 +131,7 @@ class Api:
             self._breakers.silent(str(error), self._monotonic_s())
             raise
         self._breakers.answered()
-        if status < 300:
+        if 200 <= status < 300:
             return said
         text = f"Kubernetes says: {_message(said) or f'{status} to {method} {path}'}"
         if status == 404:
@@ -140,7 +140,7 @@ class Api:
             raise Conflict(text)
         if path.endswith("/eviction") and status in (429, 500):  # 500: several budgets hold one pod
             raise Denied(text)
-        if status in (401, 408, 410, 429) or status >= 500 or 300 <= status < 400:
+        if status in (401, 408, 410, 429) or status >= 500 or status < 400:
             raise LauncherUnavailable(text)
         raise LauncherError(text)
 
