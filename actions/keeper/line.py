@@ -7,12 +7,16 @@ a socket in the job's folder, which no other user can enter.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import itertools
 import logging
+import math
 import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Final, TypeVar
@@ -26,13 +30,16 @@ from trainwarden.actions.keeper.silence import PEERS_S
 from trainwarden.actions.keeper.transfer import ReadInto, send
 from trainwarden.checkpoint.shard import CheckpointError, Header, Id
 from trainwarden.checkpoint.slots import SOCKET
+from trainwarden.metrics_http.strangers import Strangers
 from trainwarden.metrics_http.tls import PeerTls, trouble
 
 log = logging.getLogger("trainwarden.keeper")
 MOST_LINE_BYTES: Final = 16 * 1024 * 1024  # the inventory of 64 ranks has 60 kB
-MOST_CONNECTIONS: Final = 64
+MOST_CONNECTIONS: Final = 64  # of strangers, of nodes, and of ranks
 _HANDSHAKE_S: Final = 10.0
 _SILENCE_S: Final = 30.0  # between two pieces of a shard
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED})
+_FULL_S: Final = 0.1  # until a descriptor may be free
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
 T = TypeVar("T")
 
@@ -106,15 +113,54 @@ class TlsPeer:
             raise CheckpointError(trouble(error)) from error
 
 
+class _Strangers:
+    """Connections that have shown no certificate yet: beyond so many, the longest silent one ends for the next."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._places: Strangers[int] = Strangers(
+            MOST_CONNECTIONS, MOST_CONNECTIONS // 2, silent_s=math.inf, longest_s=math.inf
+        )
+        self._lines: dict[int, socket.socket] = {}
+        self._numbers = itertools.count()
+
+    def enter(self, line: socket.socket, address: str) -> int:
+        """A new one; its number."""
+        number = next(self._numbers)
+        with self._lock:
+            self._lines[number] = line
+            goes = self._places.enter(number, address, 0.0)
+            if goes is not None:
+                self._places.leave(goes)
+                with contextlib.suppress(OSError):  # its thread reads the end, and closes it
+                    socket.socket.shutdown(self._lines[goes], socket.SHUT_RDWR)
+        return number
+
+    def becomes(self, number: int, line: socket.socket) -> None:
+        """The connection is `line` now, which has taken its descriptor over."""
+        with self._lock:
+            self._lines[number] = line
+
+    def leave(self, number: int) -> None:
+        """That one is known now, or gone."""
+        with self._lock:
+            self._places.leave(number)
+            self._lines.pop(number, None)
+
+
 class Listener:
-    """Answers for a keeper until it is closed; one thread a connection, and not more than a few."""
+    """Answers for a keeper until it is closed; one thread a connection, and not more than a few.
+
+    Strangers, nodes of the ring and ranks of this node have places of their own.
+    """
 
     def __init__(
         self, keeper: Keeper, listed: Callable[[], object], folder: Folder | None = None,
         wait: Callable[[int], None] = lambda round_: None,
     ) -> None:  # fmt: skip
         self._keeper, self._listed, self._folder, self._wait = keeper, listed, folder, wait
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._strangers = _Strangers()
+        self._nodes, self._ranks = (threading.BoundedSemaphore(MOST_CONNECTIONS) for _ in range(2))
         self._sockets: list[socket.socket] = []
 
     def serve_nodes(self, address: tuple[str, int], tls: PeerTls) -> tuple[str, int]:
@@ -128,7 +174,7 @@ class Listener:
 
     def serve_nodes_by(self, server: socket.socket, context: Callable[[], ssl.SSLContext]) -> None:
         """Answer other nodes that connect to `server`, by the certificate of the time."""
-        self._start(server, lambda plain: self._node(plain, context()))
+        self._start(server, lambda plain, number: self._node(plain, number, context()))
 
     def serve_ranks(self) -> None:
         """Answer this node's ranks and `trainwarden checkpoints`."""
@@ -146,36 +192,41 @@ class Listener:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
-    def _start(self, server: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+    def _start(self, server: socket.socket, answer: Callable[[socket.socket, int], None]) -> None:
         self._sockets.append(server)
         threading.Thread(target=self._accept, args=(server, answer), name="keeper-listener", daemon=True).start()
 
-    def _accept(self, server: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+    def _accept(self, server: socket.socket, answer: Callable[[socket.socket, int], None]) -> None:
         while True:
             try:
-                line, _ = server.accept()
-            except OSError:
-                return  # closed
-            if not self._free.acquire(blocking=False):
-                line.close()
+                line, address = server.accept()
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    return  # closed
+                time.sleep(_FULL_S)
                 continue
-            threading.Thread(target=self._answered, args=(line, answer), name="keeper-answer", daemon=True).start()
+            number = self._strangers.enter(line, address[0] if address else "")
+            args = line, number, answer
+            threading.Thread(target=self._answered, args=args, name="keeper-answer", daemon=True).start()
 
-    def _answered(self, line: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+    def _answered(self, line: socket.socket, number: int, answer: Callable[[socket.socket, int], None]) -> None:
         try:
             with line:
-                answer(line)
+                answer(line, number)
         except (OSError, CheckpointError, msgspec.MsgspecError) as error:
             log.info("question refused", extra={"fields": {"why": trouble(error)}})
         finally:
-            self._free.release()
+            self._strangers.leave(number)
 
-    def _node(self, plain: socket.socket, context: ssl.SSLContext) -> None:
+    def _node(self, plain: socket.socket, number: int, context: ssl.SSLContext) -> None:
         plain.settimeout(_HANDSHAKE_S)
-        with context.wrap_socket(plain, server_side=True) as line:
+        with context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False) as line:
+            self._strangers.becomes(number, line)
+            line.do_handshake()
+            self._strangers.leave(number)
             line.settimeout(_SILENCE_S)
             nodes = _names(line) & (set(self._keeper.ring) - {self._keeper.node})
-            with line.makefile("rb") as file:
+            with _place(self._nodes), line.makefile("rb") as file:
                 question = _read(file, Question)
                 if len(nodes) != 1 or question.job != self._keeper.job:
                     _say(line, {"error": "the certificate names no other node of this job's ring"})
@@ -209,7 +260,12 @@ class Listener:
         path = None if filled.path is None else str(filled.path)
         return {"folder": str(filled.folder), "path": path, "step": filled.step, "words": filled.words}
 
-    def _rank(self, line: socket.socket) -> None:
+    def _rank(self, line: socket.socket, number: int) -> None:
+        self._strangers.leave(number)
+        with _place(self._ranks):
+            self._answer_rank(line)
+
+    def _answer_rank(self, line: socket.socket) -> None:
         line.settimeout(_SILENCE_S)
         with line.makefile("rb") as file:
             question = _read(file, Question)
@@ -234,6 +290,16 @@ class Listener:
                 "other_topology": staged.other_topology,
             },
         )
+
+
+@contextmanager
+def _place(free: threading.BoundedSemaphore) -> Iterator[None]:
+    if not free.acquire(blocking=False):
+        raise CheckpointError(f"{MOST_CONNECTIONS} questions are being answered already")
+    try:
+        yield
+    finally:
+        free.release()
 
 
 def _names(line: ssl.SSLSocket) -> set[str]:

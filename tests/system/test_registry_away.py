@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.places import ROOT
 from trainwarden.errors import DataError
 from trainwarden.trainer_offline.registry.address import cache_folder
 from trainwarden.trainer_offline.registry.registry import Registry
@@ -60,3 +64,49 @@ def test_a_server_that_asks_to_come_again_in_an_hour_is_not_waited_for() -> None
                     connection.sendall(busy)
         assert said
         assert said[0].startswith("registry 'http://127.0.0.1:")
+
+
+PIECES = {
+    "head": (b"HTTP/1.1 200 OK\r\nX-More: ", b"x"),
+    "body": (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99999\r\n\r\n", b" "),
+    "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
+}
+ASK = """
+import sys
+from trainwarden.errors import DataError
+from trainwarden.trainer_offline.registry.registry import Registry
+try:
+    Registry.at(sys.argv[1]).models()
+except DataError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("where", "proxied"), [("head", False), ("body", False), ("chunks", False), ("body", True)])
+def test_a_server_whose_answer_drips_is_given_up(where: str, proxied: bool) -> None:
+    """MLflow has a limit for each piece of an answer: one byte a second kept a training waiting for ever."""
+    first, more = PIECES[where]
+
+    def drip(client: socket.socket) -> None:
+        with client, suppress(OSError):
+            client.recv(65_536)
+            client.sendall(first)
+            while True:
+                client.sendall(more)
+                time.sleep(0.2)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(listening.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        here = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "1", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), **limits}
+        if proxied:
+            environ["http_proxy"] = here
+        words = [sys.executable, "-c", ASK, "http://registry.invalid" if proxied else here]
+        asked = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert "the server does not answer" in asked.stdout, asked.stderr[-2000:]

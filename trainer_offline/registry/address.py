@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from trainwarden.errors import ConfigError, DataError
+from trainwarden.network.in_time import urllib3_pools
 
 DEFAULT_FOLDER: Final = "trainwarden-models"
 DATABASE: Final = "mlflow.db"
@@ -20,11 +23,12 @@ _SCHEMES: Final = ("sqlite:", "http:", "https:")
 # MLflow waits minutes for a server that is away; who asks here has a last good model and asks again.
 _ENVIRONMENT: Final = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # for each piece of an answer; see `_bound_answers` for the whole
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # a proxy may ask for an hour
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
+_ANSWER_TIMES: Final = 6.0  # a set of models has some MB: that is 100 kB/s
 
 
 class RegistryAway(DataError):
@@ -106,7 +110,31 @@ def _client(uri: str) -> Any:
         logging.getLogger(noisy).setLevel(logging.ERROR)
     # It prints a stack of every refusal that it also raises, and we say that in one sentence.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    _bound_answers()
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+@functools.cache
+def _bound_answers() -> None:
+    """Have MLflow give up an answer that drips: its own limit is for each piece, and all of them may come for ever."""
+    from mlflow.utils import request_utils
+
+    adapter: Any = getattr(request_utils, "TCPKeepAliveHTTPAdapter", None)
+    if adapter is None:
+        return
+    pools = urllib3_pools(time.monotonic, _ANSWER_TIMES)
+
+    class InTimeAdapter(adapter):  # type: ignore[misc]
+        def init_poolmanager(self, *words: Any, **more: Any) -> None:
+            super().init_poolmanager(*words, **more)
+            self.poolmanager.pool_classes_by_scheme = pools
+
+        def proxy_manager_for(self, *words: Any, **more: Any) -> Any:
+            manager = super().proxy_manager_for(*words, **more)
+            manager.pool_classes_by_scheme = pools
+            return manager
+
+    request_utils.TCPKeepAliveHTTPAdapter = InTimeAdapter
 
 
 def _create(database: Path) -> None:

@@ -7,8 +7,10 @@ refuse values that they do not know, do not.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
@@ -16,7 +18,7 @@ import msgspec
 
 from trainwarden.actions.launchers.breakers import Breakers
 from trainwarden.errors import ConfigError, LauncherError, LauncherUnavailable
-from trainwarden.network.in_time import AnswerInTime
+from trainwarden.network.in_time import urllib3_pools
 
 MAX_ANSWER_BYTES: Final = 64 * 2**20  # a page of pods has 10 KB each
 PAGE: Final = 500
@@ -85,6 +87,8 @@ class Api:
         self._kubeconfig, self._context = kubeconfig, context
         self._timeout_s, self._monotonic_s = timeout_s, monotonic_s
         self._way: Any = None
+        self._lock = threading.Lock()
+        self._entering: Future[tuple[Any, dict[str, str]]] | None = None
         self._breakers = Breakers(timeout_s)
         self.about = self._breakers.about
 
@@ -127,7 +131,7 @@ class Api:
             self._breakers.silent(str(error), self._monotonic_s())
             raise
         self._breakers.answered()
-        if status < 300:
+        if 200 <= status < 300:
             return said
         text = f"Kubernetes says: {_message(said) or f'{status} to {method} {path}'}"
         if status == 404:
@@ -136,7 +140,7 @@ class Api:
             raise Conflict(text)
         if path.endswith("/eviction") and status in (429, 500):  # 500: several budgets hold one pod
             raise Denied(text)
-        if status in (401, 408, 410, 429) or status >= 500 or 300 <= status < 400:
+        if status in (401, 408, 410, 429) or status >= 500 or status < 400:
             raise LauncherUnavailable(text)
         raise LauncherError(text)
 
@@ -157,11 +161,9 @@ class Api:
 
     def _exchange(self, method: str, path: str, body: object, media: str) -> tuple[int, bytes]:
         """Status and body. The client's own errors have many roots; all of them mean that nobody answered."""
-        deadline_s = self._monotonic_s() + self._timeout_s
         try:
-            way = self._found()
-            # Asked for each time: tokens are renewed.
-            auth = {one["key"]: one["value"] for one in way.configuration.auth_settings().values()}
+            way, auth = self._entered()
+            deadline_s = self._monotonic_s() + self._timeout_s
             headers = {"Accept": "application/json", "Content-Type": media, "User-Agent": "trainwarden", **auth}
             response = way.rest_client.pool_manager.request(
                 method,
@@ -198,6 +200,33 @@ class Api:
                 raise LauncherUnavailable(f"Kubernetes did not answer within {self._timeout_s:g} s")
         return bytes(said)
 
+    def _entered(self) -> tuple[Any, dict[str, str]]:
+        """The way in and what shows who we are, asked for each time, as tokens are renewed.
+
+        A program of the kubeconfig may say that, and never end: it is waited for in a thread. A later question finds
+        its answer, and starts no other meanwhile.
+        """
+        with self._lock:
+            if self._entering is None:
+                self._entering = Future()
+                threading.Thread(target=self._enter, args=(self._entering,), name="credentials", daemon=True).start()
+            entering = self._entering
+        wait([entering], self._timeout_s)
+        if not entering.done():
+            raise LauncherUnavailable(f"Kubernetes' credentials did not come within {self._timeout_s:g} s")
+        with self._lock:
+            self._entering = None if self._entering is entering else self._entering
+        return entering.result()
+
+    def _enter(self, entering: Future[tuple[Any, dict[str, str]]]) -> None:
+        try:
+            way = self._found()
+            auth = {one["key"]: one["value"] for one in way.configuration.auth_settings().values()}
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            entering.set_exception(error)
+        else:
+            entering.set_result((way, auth))
+
     def _found(self) -> Any:
         """The way in, once there is one."""
         if self._way is None:
@@ -210,24 +239,8 @@ class Api:
                 )
             settings.retries = False
             self._way = self._client.ApiClient(settings)
-            self._way.rest_client.pool_manager.pool_classes_by_scheme = _pools(self._monotonic_s)
+            self._way.rest_client.pool_manager.pool_classes_by_scheme = urllib3_pools(self._monotonic_s)
         return self._way
-
-
-def _pools(monotonic_s: Callable[[], float]) -> dict[str, type]:
-    """urllib3's, but the time limit is for an answer and not for each piece of it."""
-    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
-
-    def in_time(kind: Any) -> Any:
-        def getresponse(self: Any) -> Any:
-            deadline_s = monotonic_s() + self.timeout
-            self.response_class = lambda sock, **more: AnswerInTime(sock, deadline_s, monotonic_s, **more)
-            return kind.ConnectionCls.getresponse(self)
-
-        connection = type("InTime", (kind.ConnectionCls,), {"getresponse": getresponse})
-        return type(kind.__name__, (kind,), {"ConnectionCls": connection})
-
-    return {"http": in_time(HTTPConnectionPool), "https": in_time(HTTPSConnectionPool)}
 
 
 def _message(said: bytes) -> str:

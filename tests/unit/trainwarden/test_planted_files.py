@@ -18,6 +18,7 @@ from trainwarden.cli.shared.kept_runs import _LOCK, OwnRun
 from trainwarden.cli.shared.stack import LocalStack
 from trainwarden.collectors.iterations.hook_source import HookSource
 from trainwarden.collectors.processes.collector import ProcessesCollector
+from trainwarden.hook import read_header
 from trainwarden.launching.job_output import LogWriter
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
@@ -116,6 +117,15 @@ def test_notes_and_last_words_are_read_through_no_link(tmp_path: Path) -> None:
     assert list(source.new_notes()) == []
     assert source.fatal_signal() is None
     source.close()
+
+
+def test_a_hook_file_is_read_through_no_link(tmp_path: Path) -> None:
+    write_header(tmp_path / "rank-0-7.hook", pid=7)
+    link = tmp_path / "rank-1-8.hook"
+    link.symlink_to("rank-0-7.hook")
+    assert (read_header(tmp_path / "rank-0-7.hook") is None, read_header(link)) == (False, None)
+    with pytest.raises(OSError, match="symbolic"):
+        HookSource(link, 0.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -48,6 +48,7 @@ CREATE TABLE IF NOT EXISTS offsets (
 
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_IN_USE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _ID_AT = 68  # where SQLite's header has the application id
 
 
@@ -176,8 +177,8 @@ class Store:
             try:
                 self.db.execute("PRAGMA journal_mode=WAL")
                 return
-            except sqlite3.OperationalError:
-                if time.monotonic() > deadline:
+            except sqlite3.OperationalError as error:
+                if _code(error) not in _IN_USE or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
 
@@ -305,7 +306,11 @@ class Store:
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Whether `error` says that the content of the file is broken."""
-    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGED
+    return _code(error) in _DAMAGED
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 @contextmanager

@@ -37,6 +37,7 @@ def test_a_record_that_a_topic_refuses_for_good_holds_up_no_other(tmp_path: Path
     for _ in range(3):
         clock.sleep(10.0)
         delivery.drain()
+    assert bus.queued == [], "what is not confirmed is not done"
     delivery.send([log_record(6)])
     assert [one.ends[0] for one in bus.records(LogRecord)] == [0, 1, 2, 4, 5, 6]
     assert not delivery.behind

@@ -63,7 +63,7 @@ def test_no_signed_word_is_refused_after_a_clock_stood_ahead_for_one_record(
     clock.set_s(NOW_S + AHEAD_S)
     put(bus, ANN.sign(on_job("stop", "llama", "ann", clock.now_s()), clock.now_s()))
     clock.set_s(NOW_S)
-    words = [on_job(kind, "llama", "ann", NOW_S) for kind in ("resume", "reset")]  # type: ignore[arg-type]
+    words = [on_job(kind, "llama", "ann", NOW_S) for kind in ("stop", "resume", "reset")]  # type: ignore[arg-type]
     approve = CommandRecord(id="a", job="llama", at_s=NOW_S, kind="approve", by="ann", action="i/evict/1")
     said = [ANN.sign(word, NOW_S) for word in (*words, approve)]
     for word in said:
@@ -73,7 +73,7 @@ def test_no_signed_word_is_refused_after_a_clock_stood_ahead_for_one_record(
     put(bus, ANN.sign(approve, NOW_S))  # ... or that was held back since it was signed
     refusals = [trust.refusal(message) for message in in_order(bus.read(COMMANDS))]
     reasons = [None if one is None else one.reason for one in refusals]
-    assert reasons == [None, None, None, None, "stale", "stale"]
+    assert reasons == [*[None] * 5, "stale", "stale"]
     put(bus, ANN.sign(approve, clock.now_s()))
     fresh = [message for message in bus.read(COMMANDS)][-1]
     assert trust.refusal(fresh) is None

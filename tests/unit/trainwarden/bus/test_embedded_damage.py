@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from trainwarden.bus.embedded import store
 from trainwarden.bus.embedded.damaged import set_aside
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.errors import BusUnavailable, ConfigError
@@ -168,6 +170,18 @@ def test_a_log_that_was_cut_off_costs_its_end_alone(path: str) -> None:
     again.close()
 
 
+def test_a_bus_that_cannot_be_begun_on_a_full_disk_is_said_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was tried for ten seconds, as if another process held it: at each try of an agent, and before a command."""
+    monkeypatch.setattr(store.time, "sleep", lambda _: pytest.fail("it waits"))
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(BusUnavailable, match=r"full|I/O"):
+            EmbeddedBus(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 @pytest.fixture
 def bus(path: str) -> Iterator[EmbeddedBus]:
     opened = EmbeddedBus(path, partitions=1)
@@ -181,15 +195,15 @@ def test_a_disk_that_has_become_read_only_keeps_the_queue_and_readers_say_that_t
     say(bus, 0)
     consumer = bus.consumer([EVENTS], "g")
     bus.publish(EVENTS, "k", EventRecord(id="1", job="k", node="n", time_s=0.0, kind="phase"))
-    for store in (bus._store, consumer._store):
-        store.db.execute("PRAGMA query_only=1")  # SQLite's own error of such a disk
+    for one in (bus._store, consumer._store):
+        one.db.execute("PRAGMA query_only=1")  # SQLite's own error of such a disk
     with pytest.raises(BusUnavailable, match="readonly"):
         bus.flush()
     assert [message.record.id for message in consumer.poll(0.0)] == ["0"]
     with pytest.raises(BusUnavailable, match="readonly"):
         consumer.commit()
-    for store in (bus._store, consumer._store):
-        store.db.execute("PRAGMA query_only=0")
+    for one in (bus._store, consumer._store):
+        one.db.execute("PRAGMA query_only=0")
     bus.flush()
     consumer.commit()
     assert [message.record.id for message in consumer.poll(0.0)] == ["1"]

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,36 @@ def test_notes_and_calls_neither_wait_nor_go_where_a_link_leads(
     assert header_of(target).rank == 0
 
 
+@pytest.mark.parametrize("suffix", [".hook", ".fault"])
+def test_a_link_that_is_planted_anew_after_each_removal_is_not_followed(
+    make: Callable[..., Hook], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(faulthandler, "is_enabled", lambda: False)  # pytest has them
+    monkeypatch.setattr(faulthandler, "enable", lambda *_args, **_options: None)
+    elsewhere, remove = tmp_path / "elsewhere", os.unlink
+    elsewhere.touch()
+
+    def planting(path: str) -> None:
+        with suppress(FileNotFoundError):
+            remove(path)
+        if path.endswith(suffix):
+            Path(path).symlink_to(elsewhere)
+
+    monkeypatch.setattr(os, "unlink", planting)
+    target = make()
+    assert elsewhere.read_bytes() == b""
+    assert target.live == (suffix != ".hook")
+
+
+def test_what_takes_the_place_of_the_pipe_for_requests_is_not_read(
+    make: Callable[..., Hook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "mkfifo", lambda path, _mode: Path(path).touch())
+    target = make()
+    assert target.live
+    assert target.requests.pipe == -1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_plans_and_pauses_are_read_from_files_alone(
     make: Callable[..., Hook], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -101,6 +132,10 @@ def test_a_file_of_somebody_else_is_not_ours(make: Callable[..., Hook], tmp_path
     with pytest.raises(OSError, match="no file of ours"):
         target.note({"type": "plan"})
     assert notes.read_bytes() == b""
+    (tmp_path / "plan.json").write_text("{}")
+    os.chown(tmp_path / "plan.json", 12345, 12345)
+    with pytest.raises(OSError, match="no file of ours"):
+        read_beside(str(tmp_path / "plan.json"), 1000)
 
 
 def test_what_is_read_beside_is_whole(tmp_path: Path) -> None:

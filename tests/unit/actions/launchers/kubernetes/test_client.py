@@ -370,6 +370,7 @@ def test_a_definition_without_suspension_is_said_to_be_too_old(any_desk: Desk) -
         ((500, b"{}"), "Kubernetes says: 500 to GET"),
         ((500, b'{"x": ' + b"[" * 100_000), "Kubernetes says: 500 to GET"),
         ((302, b""), "Kubernetes says: 302 to GET"),
+        ((103, b"{}"), "Kubernetes says: 103 to GET"),
         ((200, b"[]"), "cannot be read"),
         ((200, b"[" * 100_000), "cannot be read"),
         ((200, b'{"metadata": {"name": "job", "generation": "x"}}'), "cannot be read"),
