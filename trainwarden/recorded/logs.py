@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.errors import DataError
-from trainwarden.log_text import clean, embedded, label_of, writer_of
+from trainwarden.log_text import Writer, clean, embedded, label_of, writer_of
 from trainwarden.recorded.files import bounded_lines, mistake, opened, reading
 from trainwarden.recorded.job import Floats, LogTable
 from trainwarden.recorded.joining.read_log import ReadLog
@@ -276,7 +276,7 @@ class _LineReader:
                 stamps_s.append(stamp.time_s)
                 clocks.append(stamp.clock)
                 after = rest[stamp.end : stamp.end + 200]
-                inner = writer_of(after.lstrip(" "), self._label)
+                inner = self._behind(after, named=rank is not None)
                 nodes[place] = _host(after) or inner.node or writer.node
                 rank, at_rank = (inner.rank, inner.local) if inner.named else (rank, at_rank)
             elif rank is None and (deeper := embedded(rest)) is not None:
@@ -295,6 +295,14 @@ class _LineReader:
         times_s[np.array(stamped)] = np.where(strays(clocks, on_utc), np.nan, on_utc)
         from_boot = tuple(place for place, clock in zip(stamped, clocks, strict=True) if clock == "boot")
         return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines, self._label), from_boot, local)
+
+    def _behind(self, after: str, *, named: bool) -> Writer:
+        """Who wrote what stands behind a stamp: torch's prefix may follow a logger's name and level."""
+        inner = writer_of(after.lstrip(" "), self._label)
+        if named or inner.named or (deeper := embedded(after)) is None:
+            return inner
+        deeper.node = deeper.node or inner.node
+        return deeper
 
     def _node(self, text: str, start: int) -> str | None:
         """Node that NCCL's prefix names, or the last lines of `kubectl describe pod`."""

@@ -50,8 +50,14 @@ _SEEN_ON: Final = (
 )
 # Said by who lives, of those that are listed next.
 _STALLS: Final = frozenset({"horovod.stall", "jax.barrier", "jax.unhealthy"})
+# Said by who lives, with those that did not come in the same line: of gloo's barrier, of HCCL's exchange of addresses.
+_ABSENT: Final = {
+    "gloo.barrier": re.compile(r"\bRanks? ([0-9, ]{1,2000}) failed to pass"),
+    "hccl.not_connected": re.compile(r"connect agent\[([0-9,]{1,2000})\]"),
+}
 # Horovod lists the tensors that a rank has not submitted, JAX the tasks that were not at the barrier.
 _MISSING_RANK: Final = re.compile(r"(\d{1,6}): \[|/job:\w{1,40}/replica:\d{1,6}/task:(\d{1,6})$")
+_REMOTE: Final = frozenset({"ray.task"})  # whose traceback follows without its first line
 _NON_FINITE: Final = "numeric.non_finite"
 _ENDS_NOTHING: Final = frozenset({"host_contention", "slow_link", "log_storm"})  # what a job survives
 
@@ -127,6 +133,14 @@ def _only_gap(heard: set[int]) -> set[int]:
     return gaps if len(gaps) == 1 else set()
 
 
+def _note_absent(attempt: Attempt, order: Order, rule: LogRule, line: str) -> None:
+    """Add the ranks that `line` says did not come to those of the lines before it."""
+    if not attempt.stalls:
+        attempt.stalls.append(Stall(order, rule.kind or "hang"))
+    if (match := _ABSENT[rule.id].search(line)) is not None:
+        attempt.stalls[-1].missing.update(int(one) for one in re.findall(r"[0-9]{1,6}", match[1])[:MAX_RANKS])
+
+
 class _Reader:
     """Lines of all files in the order of their times, and what each of them means for the end of the job."""
 
@@ -165,7 +179,10 @@ class _Reader:
         rest = writer_of(log.lines[place], log.label).rest
         self._warns = _WARNING.match(rest) is not None
         if np.isfinite(log.times_s[place]) and (stamp := self._stamps.read(rest)).end:
-            rest = writer_of(rest[stamp.end :].lstrip(" "), log.label).rest
+            writer = writer_of(rest[stamp.end :].lstrip(" "), log.label)
+            rest = writer.rest
+            if not writer.named and (inner := embedded(rest)) is not None:  # behind a logger's name and level
+                rest = inner.rest
             self._warns = self._warns or _WARNING.match(rest) is not None
         elif (inner := embedded(rest)) is not None:
             rest = inner.rest
@@ -203,7 +220,9 @@ class _Reader:
             attempt.stalls[-1].missing.add(int(match[1] or match[2]))
             return
         rule = self._rules.match(line)
-        if rule is not None and rule.id in _STALLS:
+        if rule is not None and rule.id in _ABSENT:
+            _note_absent(attempt, order, rule, line)
+        elif rule is not None and rule.id in _STALLS:
             # Its writer is the coordinator, who waits like the others.
             attempt.stalls.append(Stall(order, rule.kind or "hang"))
         elif rule is not None:
@@ -232,7 +251,9 @@ class _Reader:
         told = rule is not None and rule.role == "root" and rule.class_ in "HNS" and rule.severity != "sev3"
         if rule is not None and (rule.role in {"cascade", "phase"} or told):
             self._said(attempt, order, where, line, rule)
-            if rule.id in _STALLS:
+            if rule.id in _ABSENT:
+                _note_absent(attempt, order, rule, line)
+            elif rule.id in _STALLS:
                 attempt.stalls.append(Stall(order, rule.kind or "hang"))
             elif rule.role == "cascade":
                 attempt.fallen.append(self._named_cause(order, where, line, rule, raised=True))
@@ -298,6 +319,8 @@ class _Reader:
         )  # fmt: skip
 
     def _ended(self, attempt: Attempt, order: Order, table: int, rank: int | None, ending: Ending) -> None:
+        if ending.id in _REMOTE:
+            self._open.add((table, rank))
         ending, named = self._tables[table].read(ranks_of(ending, self._tasks), rank)
         if ending.says == "done":
             attempt.done = order
