@@ -14,6 +14,7 @@ CATALOG: Final[dict[str, str]] = {
     "mlflow database": "trainwarden.formats.trackers.mlflow_database:MlflowDatabase",
     "flight recorder": "trainwarden.formats.dumps.flight_recorder:FlightRecorder",
     "health report": "trainwarden.formats.gpu.health_reports:HealthReport",
+    "gpud states": "trainwarden.formats.gpu.gpud_states:GpudStates",
     "gpu records": "trainwarden.formats.gpu.gpu_records:GpuRecords",
     "nvidia-smi csv": "trainwarden.formats.gpu.smi_csv:NvidiaSmiCsv",
     "nvidia-smi text": "trainwarden.formats.gpu.smi_text:NvidiaSmiText",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwarden.catalogue import Metric, add, added
-from trainwarden.cli.ask.judging.detect_answer import answered, judges
+from trainwarden.cli.ask.judging.detect_answer import answered, judges, of_no_form
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.cli.shared.options import time_of
 from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError
@@ -193,7 +193,7 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
     found = job_object(result)
-    lines = found["input"]["log_lines"] > 0
+    lines = found["input"]["log_lines"] > 0 and not of_no_form(found)
     judged_by = judges(result.detectors, result.abstained, facts=bool(facts), lines=lines)
     if job.metrics is not None and job.metrics.times_s.size and not float(np.ptp(job.metrics.times_s)):
         # Of a single moment nobody can say whether it lasts.
