@@ -19,6 +19,8 @@ CATALOG: Final[dict[str, str]] = {
     "nvidia-smi csv": "trainwarden.formats.gpu.smi_csv:NvidiaSmiCsv",
     "nvidia-smi text": "trainwarden.formats.gpu.smi_text:NvidiaSmiText",
     "amd-smi json": "trainwarden.formats.gpu.amd_json:AmdJson",
+    "amd-smi text": "trainwarden.formats.gpu.amd_text:AmdText",
+    "neuron-monitor": "trainwarden.formats.gpu.neuron_monitor:NeuronMonitor",
     "nccl ras": "trainwarden.formats.dumps.ras:RasAnswer",
     "nccl inspector": "trainwarden.formats.dumps.inspector:Inspector",
     "kineto trace": "trainwarden.formats.dumps.kineto:Kineto",

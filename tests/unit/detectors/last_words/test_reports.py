@@ -60,3 +60,13 @@ def test_the_excerpts_are_many_and_have_a_source_each() -> None:
     assert len(REPORTS) >= FEWEST
     assert len({report["id"] for report in REPORTS}) == len(REPORTS)
     assert all(report["source"].startswith("https://") for report in REPORTS)
+
+
+def test_a_text_of_no_known_form_proves_a_devices_fault_and_none_of_a_program(tmp_path: Path) -> None:
+    answer, incidents = answered(
+        tmp_path, "notes.txt", ["ls: cannot access 'x': No such file or directory", "and so on"]
+    )
+    assert (answer, incidents) == ("not judged", [])
+    line = "  3 | 05/20/26 | 14:40:07 UTC | Critical Interrupt #0xa1 | Bus Fatal Error | Asserted"
+    answer, (incident,) = answered(tmp_path, "list.txt", ["  1 | Pre-Init | something", line])
+    assert (answer, incident.kind) == ("incident", "pcie_error")

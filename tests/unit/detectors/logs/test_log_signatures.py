@@ -229,6 +229,12 @@ SIGNATURES = [
     ("H", "root", "gpu_lost", "58100:58100 ERROR  TDRV:tdrv_init_mla_phase1                    Could not open the nd3"),
     ("H", "root", "pcie_error", " 3 | 05/20/26 | 14:40:07 UTC | Critical Interrupt #0xa1 | Bus Fatal Error (Bus fatal:B5d/D03/F02) | Asserted"),
     ("H", "root", "node_lost", " 89 | 08/31/2016 | 06:20:30 | Processor #0xc9 | IERR | Asserted"),
+    ("H", "root", "gpu_lost", "ERROR:  nhc:  Health check failed:  Check check_nv_gpu_count 8 returned 1"),
+    ("H", "root", "gpu_memory_error", "ERROR:  nhc:  Health check failed:  check_gpu_ecc: GPU 3 has uncorrectable errors"),
+    ("N", "root", "nic_down", "ERROR:  nhc:  Health check failed:  check_hw_ib:  No IB port mlx5_ib3:1 is ACTIVE (LinkUp 400 Gb/sec)."),
+    ("H", "root", "gpu_lost", "I0809 13:32:51.873541       1 health.go:185] XidCriticalError: Xid=79 on Device=GPU-3b6ec030-5adc-1847-e155-79f635584b4e; marking device as unhealthy."),
+    ("H", "root", "gpu_lost", "gim error libgv: [0:3d:0:0][PF][wait_for_first_cmd_complete:471] Timeout of waiting command complete (500000 us)."),
+    ("S", "root", "storage", "2024/04/25 08:36:02.944266 juicefs[25] <ERROR>: upload chunks/0/9/9246_9_4194304: timeout after 1m0s: function timeout"),
     ("S", "root", "storage", 'Warning  FailedMount  98s (x5 over 10m)  kubelet, gpu-02  MountVolume.SetUp failed for volume "pvc-7e" : rpc error: code = DeadlineExceeded desc = context deadline exceeded'),
 ]  # fmt: skip
 
@@ -284,6 +290,10 @@ UNKNOWN = [
     "slurmctld: update_node: node gpu1 state set to DRAINED",
     'Warning  FailedMount  9m  kubelet, gpu-02  MountVolume.SetUp failed for volume "pvc-7e" : rpc error: code = DeadlineExceeded desc = context deadline exceeded',
     "  3a | 12/14/22 | 23:09:44 CET | Memory #0x88 | Correctable ECC (CPU0_G1) | Asserted",
+    "SUCCESS:  nhc:  Health check passed:  check_gpu_ecc: ECC checks passed",
+    "2024/04/25 08:34:56.080302 juicefs[25] <WARNING>: Upload chunks/0/9/9251_2_4194304: timeout after 1m0s (try 2) [cached_store.go:403]",
+    "p100     NotReady,SchedulingDisabled   <none>   17h   v1.15.11",
+    "  Ready                 True            Fri, 27 Jan 2017 10:38:42 -0700         Fri, 27 Jan 2017 10:39:26 -0700         KubeletReady               kubelet is posting ready status",
     "ERROR   NRT:nrt_close                               Unexpected runtime state: NRT_STATE_START",
 ]
 
