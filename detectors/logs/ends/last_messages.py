@@ -113,7 +113,7 @@ def _follow(reader: _Reader, attempt: Attempt, order: Order, where: tuple[int, i
                 if any(ending.failed for _, ending, _ in attempt.ends):
                     verdict = decide(attempt, order[0], at_end=False)
                     found.extend([verdict] if verdict is not None and verdict.cause is not None else [])
-                elif attempt.causes:
+                elif attempt.causes or attempt.stuck_host:
                     found.append(Verdict(None, OUTLIVED, order[0]))
                 return Attempt(heard=reader.heard)
         return attempt
@@ -275,6 +275,7 @@ class _Reader:
                     attempt.stuck.update({rank} if rule.kind == "hang" else ())
                 attempt.gave_up = attempt.gave_up or rule.kind == "hang"
         elif rule.role == "root" and rule.class_ in "HNS":
+            attempt.stuck_host = attempt.stuck_host or rule.kind == "host_contention"
             if rule.kind not in _ENDS_NOTHING and rule.severity != "sev3":
                 attempt.devices.append((order[0], rank))
         elif rule.role == "root" or rule.id == "python.exception":

@@ -31,7 +31,9 @@ _SAYS: Final = re.compile(
     r"Unable to determine the device handle for GPU|Failed to initialize NVML|No devices were found|"
     r"\bCUDA(?:_EXCEPTION_[0-9]{1,2}\b| Exception: )|"
     r"\bNVRM: |\b(?:ERROR|WARNING|INFO)\b|(?:s/it|it/s)[\],]|srun: |\[rank[0-9]{1,6}\]:|"
-    r"\bNodeNotReady\b|\bLAST SEEN {1,8}TYPE\b|\bOOMKilled\b|\bExit Code: {1,8}[0-9]"
+    r"\bNodeNotReady\b|\bLAST SEEN {1,8}TYPE\b|\bOOMKilled\b|\bExit Code: {1,8}[0-9]|"
+    r"^\[ {0,8}\+?[0-9]{1,7}\.[0-9]{3,6}\] |^ {0,8}Type {1,8}Reason {1,40}Age |"
+    r"\bnhc: {1,4}Health check (?:passed|failed)"
 )
 _ENDLESS: Final = 16_384  # characters of a line that tells nothing: no program logs so
 _FEWEST: Final = 0.05  # of the lines
