@@ -68,6 +68,22 @@ class Series(msgspec.Struct):
     applied: bool = False  # the step was not skipped
 
 
+def _unhidden(said: list[tuple[Quantity, float]]) -> list[tuple[Quantity, float]]:
+    """`said`, where a loss of exactly zero beside a gradient norm that is no number is no number either.
+
+    transformers counts a loss that is not finite as zero (its logging_nan_inf_filter).
+
+    Examples
+    --------
+    >>> _unhidden([("loss", 0.0), ("gradient norm", math.nan)]), _unhidden([("loss", 2.5), ("gradient norm", math.nan)])
+    ([('loss', nan), ('gradient norm', nan)], [('loss', 2.5), ('gradient norm', nan)])
+    """
+    told = dict(said)
+    if told.get("loss") == 0.0 and math.isnan(told.get("gradient norm", 0.0)):
+        told["loss"] = math.nan
+    return list(told.items())
+
+
 class LossWatch(WholeMemory):
     """Loss and gradient norm, as printed: `silent_corruption`, which accuses nobody and asks for validation.
 
@@ -160,22 +176,6 @@ class LossWatch(WholeMemory):
             reason=f"the {first.quantity} {what} {first.strange} times{who}: validate the devices; nobody is accused",
             metrics=tuple(sorted({one.quantity.replace(" ", "_") for one in found}, reverse=True)),
         )  # fmt: skip
-
-
-def _unhidden(said: list[tuple[Quantity, float]]) -> list[tuple[Quantity, float]]:
-    """`said`, where a loss of exactly zero beside a gradient norm that is no number is no number either.
-
-    transformers counts a loss that is not finite as zero (its logging_nan_inf_filter).
-
-    Examples
-    --------
-    >>> _unhidden([("loss", 0.0), ("gradient norm", math.nan)]), _unhidden([("loss", 2.5), ("gradient norm", math.nan)])
-    ([('loss', nan), ('gradient norm', nan)], [('loss', 2.5), ('gradient norm', nan)])
-    """
-    told = dict(said)
-    if told.get("loss") == 0.0 and math.isnan(told.get("gradient norm", 0.0)):
-        told["loss"] = math.nan
-    return list(told.items())
 
 
 def _bar(one: Series) -> tuple[float, float]:
