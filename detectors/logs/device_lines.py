@@ -12,7 +12,9 @@ from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.logs.rules import LogRule, Xid, load_xids
 from trainwarden.records import Severity
 
-_XID: Final = re.compile(r"Xid \((?:PCI:)?[0-9a-fA-F:.]{4,32}\): ([0-9]{1,4})(?:,|\b)(.{0,400})")
+_XID: Final = re.compile(
+    r"(?:Xid \((?:PCI:)?[0-9a-fA-F:.]{4,32}\): |XidCriticalError: Xid=)([0-9]{1,4})(?:,|\b)(.{0,400})"
+)
 _SXID: Final = re.compile(r"SXid \(PCI:[0-9a-fA-F:.]{4,32}\): ([0-9]{4,6}), ?(.{0,200})")
 _PREVIOUS: Final = re.compile(r"\bcaused by previous Xid ([0-9]{1,4})\b")  # a channel's end, and of what it came
 _ORDER: Final = re.compile(r"\bto 0x[0-9a-fA-F]{1,4} \(([A-Za-z0-9 ]{1,40})\)")
@@ -25,9 +27,12 @@ _DEVICES: Final = (
     re.compile(r"\bNVRM: (GPU[0-9]{1,2})\b"),
     re.compile(r"\bhabanalabs (hl[0-9]{1,3}): "),
     re.compile(r"\bGPU ((?:[0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\.[0-7]"),
-    re.compile(r"^health check: ((?:gpu|mlx)[0-9a-z_]{1,16}) "),
+    re.compile(r"^health check: ((?:gpu|mlx|neuron)[0-9a-z_]{1,16}) "),
     re.compile(r"\b(nvme[0-9]{1,3})n?[0-9]{0,3}\b"),
     re.compile(r"\b((?:eth|ib|bond|en[ospx])[0-9][0-9a-z]{0,14}): "),
+    re.compile(r"XidCriticalError: Xid=[0-9]{1,4} on Device=((?:GPU|MIG)-[0-9a-f-]{8,40})"),
+    re.compile(r"\bNo IB port ([a-z0-9]{2,12}_[a-z0-9_]{1,12})[: ]"),
+    re.compile(r"\bgim error libgv: \[([0-9a-f]{1,4}(?::[0-9a-f]{1,2}){3})\]"),
 )  # fmt: skip
 _GPUS: Final = (_DEVICES[0], _DEVICES[4])
 _ADDRESS: Final = re.compile(r"(?:[0-9a-fA-F]{4})?([0-9a-fA-F]{4}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?")
@@ -41,6 +46,10 @@ _NODES: Final = (
     re.compile(r"\bEvicted {1,8}([a-z0-9][a-z0-9.-]{0,252}) {1,8}(?:Pod )?The node "),
     re.compile(r"\bTPU session error from worker ([a-z0-9][a-z0-9.-]{0,252})"),
     re.compile(r"\bnode with IP ([0-9A-Fa-f.:]{1,44}[0-9A-Fa-f])"),
+    re.compile(r"^([a-z0-9][a-z0-9.-]{0,252}) {1,40}NotReady "),
+    re.compile(r"slurmctld: .{0,120}?\b[Nn]ode[ =]([A-Za-z0-9][A-Za-z0-9_.-]{0,62})(?: state |: | unexpectedly )"),
+    re.compile(r"\b[Nn]ode with (?:node|client) (?:id|ID):? \S{1,80} and (?:ip|address): ([0-9A-Fa-f.:]{2,45})"),
+    re.compile(r"\bdead or unavailable\. Node IP: ([0-9A-Fa-f.:]{1,44}[0-9A-Fa-f])"),
 )
 _AGENT: Final = "torch/distributed/run.py"  # torchrun's first line: a task of srun is then a node's launcher
 _MAX_RANKS: Final = 65_536
@@ -48,6 +57,7 @@ _TASK: Final = re.compile(r": task ([0-9]{1,6}): ")  # of srun; one that has end
 _DETAILS: Final = ("Severity ", "Data {")  # further lines of the SXid before, which says Fatal or Non-fatal
 # Xids whose line carries the driver's own severity (NVLink 5, R570 and newer).
 _SAYS_SEVERITY: Final = frozenset(range(144, 151))
+_PLUGIN: Final = "XidCriticalError"  # Kubernetes' device plug-in takes the device out
 _RECOVERY: Final = 154
 _RESETS: Final = ("gpu reset", "drain and reset")
 _REBOOTS: Final = ("reboot",)
@@ -198,12 +208,14 @@ def _of_xid(rule: LogRule, line: str) -> LogRule:
     wanted, severity = xid.device_at_fault, xid.severity
     if xid.code == _RECOVERY:
         wanted, severity = recovery_ordered(match[2])
+    elif _PLUGIN in line:  # it has left out those of programs
+        wanted = True
     elif xid.code in _SAYS_SEVERITY and (word := _FATAL.search(match[2])):
         wanted = word[1].lower() == "fatal"
         severity = "sev1" if wanted else "sev3"
     return msgspec.structs.replace(
         rule, role="root" if wanted else "app", kind=xid.kind, severity=severity,
-        class_="A" if xid.class_ == "APP" else "H",
+        class_="A" if xid.class_ == "APP" and _PLUGIN not in line else "H",
     )  # fmt: skip
 
 

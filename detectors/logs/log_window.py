@@ -25,6 +25,7 @@ from trainwarden.detectors.protocol import Role
 from trainwarden.log_text import behind_prefixes
 from trainwarden.records import EventRecord, IncidentKind, Vote
 
+_BLOCKED_S: Final = 900.0  # tasks that wait for storage are called blocked every two minutes, ten times at most
 MAX_FINDINGS: Final = 10_000
 MAX_LINE_NUMBERS: Final = 100
 _TYPICAL_STEPS: Final = 20
@@ -95,6 +96,7 @@ class LogWindow(WholeMemory):
         self._now_s = 0.0
         self._line_s = 0.0  # newest line
         self._complaints = Complaints()
+        self._failed_s = -1e18  # when something last failed that no program survives
         self._tasks = Tasks()
         self._judged = False  # by all logs of a recording together
         self._only: tuple[int, str] | None = None  # process that ended, where a full disk ended the job
@@ -277,8 +279,11 @@ class LogWindow(WholeMemory):
     def _decide(self, finding: Finding, window: Window, column: int | None) -> None:
         """Whether to tell `finding`: at once where no program can survive it, else by its rank's next step."""
         outlived = None
-        if finding.class_ not in {"H", "N", "S"}:
-            if self._judged:
+        at_once = finding.class_ in {"H", "N", "S"} and finding.kind != "host_contention"  # a stalled kernel goes on
+        if not at_once:
+            # What hangs in the kernel waits for what has failed, if that is known.
+            waits = finding.kind == "host_contention" and finding.time_s - self._failed_s <= _BLOCKED_S
+            if self._judged or waits:
                 finding.dropped = True
                 return
             outlived = moved_on(window, column, finding.since_s)
@@ -287,8 +292,9 @@ class LogWindow(WholeMemory):
             if finding.dropped or not (window.last or waited_s >= self._patience_s(window, column)):
                 return
         # What nothing has gone on after when the recording ends was the last word.
-        if finding.class_ in {"H", "N", "S"} or outlived is False or window.last:
+        if at_once or outlived is False or window.last:
             finding.told, finding.told_at_s = True, self._now_s
+            self._failed_s = max(self._failed_s, finding.last_s) if at_once else self._failed_s
         else:
             finding.dropped = self._now_s - finding.read_s > self._config.same_finding_s  # nothing will tell
 

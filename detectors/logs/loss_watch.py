@@ -15,7 +15,7 @@ import numpy as np
 
 from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import LogLine, Window
-from trainwarden.detectors.logs.loss_lines import printed
+from trainwarden.detectors.logs.loss_lines import Quantity, printed
 from trainwarden.detectors.protocol import Role
 from trainwarden.records import LogRecord, Vote
 from trainwarden.settings import Config
@@ -68,6 +68,22 @@ class Series(msgspec.Struct):
     applied: bool = False  # the step was not skipped
 
 
+def _unhidden(said: list[tuple[Quantity, float]]) -> list[tuple[Quantity, float]]:
+    """`said`, where a loss of exactly zero beside a gradient norm that is no number is no number either.
+
+    transformers counts a loss that is not finite as zero (its logging_nan_inf_filter).
+
+    Examples
+    --------
+    >>> _unhidden([("loss", 0.0), ("gradient norm", math.nan)]), _unhidden([("loss", 2.5), ("gradient norm", math.nan)])
+    ([('loss', nan), ('gradient norm', nan)], [('loss', 2.5), ('gradient norm', nan)])
+    """
+    told = dict(said)
+    if told.get("loss") == 0.0 and math.isnan(told.get("gradient norm", 0.0)):
+        told["loss"] = math.nan
+    return list(told.items())
+
+
 class LossWatch(WholeMemory):
     """Loss and gradient norm, as printed: `silent_corruption`, which accuses nobody and asks for validation.
 
@@ -110,7 +126,7 @@ class LossWatch(WholeMemory):
             self._life = window.restarts
             self._series = {key: one for key, one in self._series.items() if not one.strange}
         for line in window.logs:
-            for quantity, value in printed(line.line):
+            for quantity, value in _unhidden(printed(line.line)):
                 self._observe(quantity, value, line)
 
     def score(self, window: Window) -> Vote:

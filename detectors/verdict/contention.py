@@ -87,7 +87,8 @@ def _explained(vote: Vote, window: Window, incidents: Sequence[IncidentRecord]) 
     """True if a vote would open an incident of the host where a rank is known to be slow, or all have ended."""
     kinds = {one.kind for one in incidents}
     host = vote.opinion == "anomalous" and vote.kind == "host_contention" and not vote.hard
-    return host and "host_contention" not in kinds and ("slow_compute" in kinds or not window.live.any())
+    ended = bool(vote.metrics) and not window.live.any()  # a kernel's own line needs no rank
+    return host and "host_contention" not in kinds and ("slow_compute" in kinds or ended)
 
 
 def _of_pace(vote: Vote) -> bool:

@@ -24,6 +24,9 @@ DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gp
 RANK: Final = ("rank", "global_rank", "process_rank")
 MODEL: Final = ("model", "modelname", "gpu_name", "product_name", "card series", "card model", "device_name", "name",
                 "gpu name")  # fmt: skip
+_BLOCK: Final = re.compile(
+    r"(?:amd_)?gpu_ecc_(un|)correct_([a-z0-9_]{2,24})|rocm_ras_([a-z0-9_]{2,24})_(un|)correctable_count"
+)
 # Words of a loss's name that make it another than the training's own.
 OTHER_LOSSES: Final = frozenset({
     "val", "valid", "validation", "eval", "evaluation", "test", "testing", "dev", "aux", "auxiliary", "load", "balance",
@@ -192,6 +195,26 @@ def metric_of(name: str) -> Heading | None:
     metric = CATALOGUE[found[0]]
     factor = said[1] if said is not None and said[0] == metric.unit else found[1]
     return Heading(metric.name, factor, metric.unit)
+
+
+@cache
+def block_of(name: str) -> Heading | None:
+    """The metric that counts of one block of a GPU add up to; None if `name` is none of these.
+
+    AMD's device-metrics-exporter and omnistat count the memory controller, SDMA, GFX and others apart.
+
+    Examples
+    --------
+    >>> block_of("amd_gpu_ecc_uncorrect_sdma").name, block_of("rocm_ras_umc_correctable_count").name
+    ('gpu_ecc_uncorrectable_volatile_count', 'gpu_ecc_correctable_volatile_count')
+    >>> block_of("gpu_ecc_uncorrect_total") is None
+    True
+    """
+    match = _BLOCK.fullmatch(name)
+    if match is None or "total" in (match[2], match[3]):
+        return None
+    kind = "uncorrectable" if match[1] or match[4] else "correctable"
+    return Heading(f"gpu_ecc_{kind}_volatile_count", 1.0, "count")
 
 
 def known(name: str, words: tuple[str, ...]) -> bool:

@@ -19,9 +19,9 @@ from trainwarden.formats.steps import DERIVED
 from trainwarden.formats.survey import files_below, looked_at, made
 from trainwarden.formats.tables.ours import header_of, kind_of, parquet_kind, refuse_collapsed
 from trainwarden.formats.text.log_text import NAME as TEXT
-from trainwarden.formats.text.log_text import with_logs
+from trainwarden.formats.text.log_text import is_plain, with_logs
 from trainwarden.formats.text.step_times import steps_of
-from trainwarden.formats.unjudged import recognised
+from trainwarden.formats.unjudged import PLAIN, recognised, tells_of_failures
 from trainwarden.recorded import folder as recorded
 from trainwarden.recorded.job import (
     CollectiveTable,
@@ -35,6 +35,8 @@ from trainwarden.recorded.job import (
 from trainwarden.records import EventRecord
 
 UNKNOWN: Final = "no format is known of it"
+# Texts that tell of failures without being a record of one.
+_WRITINGS: Final = (".md", ".rst", ".py", ".sh", ".toml", ".cfg", ".ini", ".html", ".htm", ".ipynb", ".xml")
 _STEMS: Final = ("metrics", "iterations")
 _UNFORESEEN: Final = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
@@ -106,6 +108,7 @@ def read_job(path: Path, name: str | None = None, said: Mapping[str, str] | None
     gathered = _Gathered()
     if path.is_file():
         _read_file(gathered, path, path.name, said)
+        _read_plainly(gathered, {path.name: path})
         _refuse_mistakes(gathered)
         return _with(RecordedJob(name or path.name.partition(".")[0] or path.name, path), gathered)
     foreign = _foreign(path, said)
@@ -123,8 +126,8 @@ def read_job(path: Path, name: str | None = None, said: Mapping[str, str] | None
     for place, file in files_below(path):
         if file not in known:
             _read_file(gathered, place, file, said)
-    if not gathered.files:
-        _refuse_mistakes(gathered)
+    _read_plainly(gathered, {file: place for place, file in files_below(path)})
+    _refuse_mistakes(gathered)
     if foreign:
         for error in gathered.errors:
             if any(str(error).startswith(one) for one in foreign):
@@ -197,6 +200,27 @@ def _read_file(gathered: _Gathered, path: Path, name: str, said: Mapping[str, st
     if source.cut:
         found.notes.append("the packed file is cut short: what stands before the cut is read")
     gathered.add(name, kind, found)
+
+
+def _read_plainly(gathered: _Gathered, places: Mapping[str, Path]) -> None:
+    """Where nothing else could be read, take texts of no known form for lines: rules may know some of them."""
+    if gathered.files:
+        return
+    for one in list(gathered.unread):
+        place = places.get(one.path)
+        if (
+            place is None
+            or not (one.why == UNKNOWN or tells_of_failures(one.why))
+            or one.path.lower().endswith(_WRITINGS)
+        ):
+            continue
+        source = Source(place, one.path)
+        if not is_plain(source.head):
+            continue
+        gathered.unread.remove(one)
+        found = _made_of(TEXT, source, {})
+        found.notes.append(one.why)
+        gathered.add(one.path, PLAIN, found)
 
 
 def _made_of(kind: str, source: Source, said: Mapping[str, str]) -> Found:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+PLAIN: Final = "plain text"  # what a text is read as of which no format is known
 _LOOKED_AT: Final = 4_000  # characters
 _PORTS: Final = "give `ethtool -S`, `ibstat` or `perfquery`, again and again"
 _HOST: Final = "give node_exporter's text or telegraf's lines of the same host"
 _STUCK: Final = "give flight-recorder dumps of all ranks, `ncclras -v` or the log"
+_PODS: Final = "an answer of `kubectl get pods`"
 _GPUS: Final = "give `dcgmi dmon`, dcgm-exporter's text or `nvidia-smi -q -l`"
 
 
@@ -58,10 +60,15 @@ _KNOWN: Final = tuple(
          "download the file itself"),
         (r"\APK\x03\x04", "a zip archive", "unpack it and name the folder"),
         (r"\A%PDF-|\A\x89PNG|\A\xff\xd8\xff", "a document or picture", "give the numbers behind it"),
-        (r"^NAME\s{1,200}READY\s{1,20}STATUS\s", "an answer of `kubectl get pods`",
+        (r"^NAME\s{1,200}READY\s{1,20}STATUS\s", _PODS,
          "give `kubectl get events`, `kubectl describe pod` or the pods' logs"),
     )
 )  # fmt: skip
+
+
+def tells_of_failures(why: str) -> bool:
+    """Whether a file that `recognised` names may hold lines that tell of a failure all the same."""
+    return why.startswith(_PODS)
 
 
 def recognised(head: str) -> str | None:

@@ -103,6 +103,11 @@ SPELLINGS: Final[dict[str, tuple[str, float]]] = {
     "total_vram": ("gpu_memory_total_bytes", _MIB), "vram_used": ("gpu_memory_used_bytes", _MIB),
     "vram_total": ("gpu_memory_total_bytes", _MIB), "replay_count": ("gpu_pcie_replay_count", 1.0),
     "width": ("gpu_pcie_link_width_count", 1.0),
+    # AMD's device-metrics-exporter, with its prefix of 1.4 and without; its counts of blocks: names.block_of
+    "gpu_ecc_uncorrect_total": ("gpu_ecc_uncorrectable_volatile_count", 1.0),
+    "amd_gpu_ecc_uncorrect_total": ("gpu_ecc_uncorrectable_volatile_count", 1.0),
+    "gpu_ecc_correct_total": ("gpu_ecc_correctable_volatile_count", 1.0),
+    "amd_gpu_ecc_correct_total": ("gpu_ecc_correctable_volatile_count", 1.0),
     # rocm-smi --csv
     "temperature (sensor junction) (c)": ("gpu_temperature_celsius", 1.0),
     "temperature (sensor memory) (c)": ("gpu_memory_temperature_celsius", 1.0),

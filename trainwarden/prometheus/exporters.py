@@ -129,7 +129,7 @@ def who(labels: Mapping[str, str], per: str, nodes: Mapping[str, str] | None = N
 
 def _gpu(labels: Mapping[str, str], node: str) -> Who | None:
     uuid = (labels.get("UUID") or labels.get("gpu_uuid") or labels.get("uuid") or "")[:MAX_LABEL_CHARS]
-    index = labels.get("gpu", "")[:MAX_LABEL_CHARS]
+    index = (labels.get("gpu") or labels.get("gpu_id") or labels.get("card") or "")[:MAX_LABEL_CHARS]
     if not index:
         digits = _NUMBER.findall(labels.get("device", "")[:MAX_LABEL_CHARS])
         index = digits[-1] if digits else uuid

@@ -33,6 +33,13 @@ _SYSLOG = re.compile(
 _GLOG = re.compile(r"[IWEFC](1[0-2]|0[1-9]|[1-9])([0-9]{2}) " + _CLOCK)
 _KERNEL = re.compile(r"\[ {0,8}([0-9]{1,9}\.[0-9]{6})\] ?")
 _KMSG = re.compile(r"[0-9]{1,4},[0-9]{1,20},([0-9]{1,18}),[^;]{1,40};")
+# AWS Neuron's runtime names the month, CANN writes a process before the date and a dash behind it.
+_NEURON = re.compile(r"([0-9]{4})-([A-Z][a-z]{2})-([0-9]{2}) " + _CLOCK)
+_CANN = re.compile(
+    r"[A-Z]{4,7}\] [A-Z]{2,12}\([0-9]{1,10},[^)\s]{1,64}\):([0-9]{4})-([0-9]{2})-([0-9]{2})-"
+    + _CLOCK
+    + r"(?:\.[0-9]{3})?"
+)
 _MLLOG = re.compile(r':::MLLOG \{"namespace": "[^"]{0,64}", "time_ms": ([0-9]{12,13}),')
 # What may stand before a stamp: a bracket, the level and facility that dmesg -x, glog, NeMo and transformers write.
 _BEFORE = re.compile(r"\s{0,8}(?:kern|user|daemon|syslog|auth) {0,3}:[a-z]{1,6} {0,3}: |\s{0,8}[\[(]?")
@@ -127,6 +134,10 @@ class Stamps:
     (1704067199.0, nan)
     >>> stamps.read("[   12.500000] NVRM: x")
     Stamp(time_s=12.5, end=15, clock='boot')
+    >>> stamps.read("2024-Jan-01 00:00:02.5 58100:58100 ERROR  TDRV:tdrv_init  x").time_s
+    1704067202.5
+    >>> stamps.read("[ERROR] HCCL(1041,train):2024-01-01-00:00:03.624.966 [x.cc:314] x").time_s
+    1704067203.624
     """  # noqa: E501
 
     def __init__(self, reference_s: float | None = None) -> None:
@@ -181,6 +192,11 @@ class Stamps:
             self.dated_s = time_s
         return time_s
 
+    def _named_month(self, match: re.Match[str]) -> float:
+        year, name, day, *clock = match.groups()
+        month = _MONTHS.get(name) or (int(name) if name.isdecimal() else 0)
+        return self._dated(_midnight_s(int(year), month, int(day)) + _clock_s(*clock))
+
     def _syslog(self, match: re.Match[str]) -> float:
         name, day, year_before, hours, minutes, seconds, year_after = match.groups()
         year = year_before or year_after
@@ -217,8 +233,12 @@ class Stamps:
 
 
 _Kind = tuple["re.Pattern[str]", Callable[[Stamps, "re.Match[str]"], float], Clock]
-_DIGIT_KINDS: tuple[_Kind, ...] = ((_ISO, Stamps._iso, "unzoned"), (_UNIX, Stamps._unix, "utc"))
-_LETTER_KINDS: tuple[_Kind, ...] = ((_SYSLOG, Stamps._syslog, "unzoned"), (_GLOG, Stamps._glog, "unzoned"))
+_DIGIT_KINDS: tuple[_Kind, ...] = (
+    (_ISO, Stamps._iso, "unzoned"), (_UNIX, Stamps._unix, "utc"), (_NEURON, Stamps._named_month, "unzoned"),
+)  # fmt: skip
+_LETTER_KINDS: tuple[_Kind, ...] = (
+    (_SYSLOG, Stamps._syslog, "unzoned"), (_GLOG, Stamps._glog, "unzoned"), (_CANN, Stamps._named_month, "unzoned"),
+)  # fmt: skip
 _KINDS_OF: dict[str, tuple[_Kind, ...]] = {
     **dict.fromkeys("0123456789", _DIGIT_KINDS),
     **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZ", _LETTER_KINDS),

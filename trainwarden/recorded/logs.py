@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.errors import DataError
-from trainwarden.log_text import clean, embedded, label_of, writer_of
+from trainwarden.log_text import Writer, clean, embedded, label_of, writer_of
 from trainwarden.recorded.files import bounded_lines, mistake, opened, reading
 from trainwarden.recorded.job import Floats, LogTable
 from trainwarden.recorded.joining.read_log import ReadLog
@@ -64,6 +64,7 @@ _NCCL_HOST = re.compile(r" {0,2}([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}:[0
 # kubectl describe pod: its parts begin at the left, and say in whose node it is in one line.
 _POD_NODE = re.compile(r"Node: {1,20}([a-z0-9][a-z0-9.-]{0,252})/[0-9A-Fa-f.:]{2,45}$")
 _OF_POD = ("Name: ", "Node: ", "Events:")
+_NODE_NAME = re.compile(r"Name: {1,40}([a-z0-9][a-z0-9.-]{0,252})$")  # of kubectl describe node, which has roles too
 _UCX_HOST = re.compile(r" {0,2}\[([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}(?::[0-9]{1,10}){1,2}\] ")
 _LEVELS = frozenset({"DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL"})
 
@@ -252,6 +253,7 @@ class _LineReader:
         self._label = label
         self._rank = rank
         self._pod_node: str | None = None  # of the pod that is described
+        self._named: str | None = None  # what is described, as its first line says
         self._row: int | None = None  # whose row of torchrun's table is read
 
     def read(self, file: str, lines: Sequence[str]) -> ReadLog:
@@ -276,7 +278,7 @@ class _LineReader:
                 stamps_s.append(stamp.time_s)
                 clocks.append(stamp.clock)
                 after = rest[stamp.end : stamp.end + 200]
-                inner = writer_of(after.lstrip(" "), self._label)
+                inner = self._behind(after, named=rank is not None)
                 nodes[place] = _host(after) or inner.node or writer.node
                 rank, at_rank = (inner.rank, inner.local) if inner.named else (rank, at_rank)
             elif rank is None and (deeper := embedded(rest)) is not None:
@@ -296,11 +298,23 @@ class _LineReader:
         from_boot = tuple(place for place, clock in zip(stamped, clocks, strict=True) if clock == "boot")
         return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines, self._label), from_boot, local)
 
+    def _behind(self, after: str, *, named: bool) -> Writer:
+        """Who wrote what stands behind a stamp: torch's prefix may follow a logger's name and level."""
+        inner = writer_of(after.lstrip(" "), self._label)
+        if named or inner.named or (deeper := embedded(after)) is None:
+            return inner
+        deeper.node = deeper.node or inner.node
+        return deeper
+
     def _node(self, text: str, start: int) -> str | None:
         """Node that NCCL's prefix names, or the last lines of `kubectl describe pod`."""
         if text.startswith(_OF_POD):
             pod = _POD_NODE.match(text)
             self._pod_node = pod[1] if pod else None
+            name = _NODE_NAME.match(text)
+            self._named = name[1] if name else None
+        elif text.startswith("Roles: ") and self._named:
+            self._pod_node = self._named
         if " NCCL " in text[:200] and (match := _NCCL_HOST.match(text, start)):
             return match[1]
         if text.startswith("[", start) and (match := _UCX_HOST.match(text, start)):

@@ -50,8 +50,14 @@ _SEEN_ON: Final = (
 )
 # Said by who lives, of those that are listed next.
 _STALLS: Final = frozenset({"horovod.stall", "jax.barrier", "jax.unhealthy"})
+# Said by who lives, with those that did not come in the same line: of gloo's barrier, of HCCL's exchange of addresses.
+_ABSENT: Final = {
+    "gloo.barrier": re.compile(r"\bRanks? ([0-9, ]{1,2000}) failed to pass"),
+    "hccl.not_connected": re.compile(r"connect agent\[([0-9,]{1,2000})\]"),
+}
 # Horovod lists the tensors that a rank has not submitted, JAX the tasks that were not at the barrier.
 _MISSING_RANK: Final = re.compile(r"(\d{1,6}): \[|/job:\w{1,40}/replica:\d{1,6}/task:(\d{1,6})$")
+_REMOTE: Final = frozenset({"ray.task"})  # whose traceback follows without its first line
 _NON_FINITE: Final = "numeric.non_finite"
 _ENDS_NOTHING: Final = frozenset({"host_contention", "slow_link", "log_storm"})  # what a job survives
 
@@ -107,7 +113,7 @@ def _follow(reader: _Reader, attempt: Attempt, order: Order, where: tuple[int, i
                 if any(ending.failed for _, ending, _ in attempt.ends):
                     verdict = decide(attempt, order[0], at_end=False)
                     found.extend([verdict] if verdict is not None and verdict.cause is not None else [])
-                elif attempt.causes:
+                elif attempt.causes or attempt.stuck_host:
                     found.append(Verdict(None, OUTLIVED, order[0]))
                 return Attempt(heard=reader.heard)
         return attempt
@@ -125,6 +131,14 @@ def _only_gap(heard: set[int]) -> set[int]:
     """
     gaps = set(range(min(heard), max(heard))) - heard if FEWEST_HEARD <= len(heard) < MAX_RANKS else set()
     return gaps if len(gaps) == 1 else set()
+
+
+def _note_absent(attempt: Attempt, order: Order, rule: LogRule, line: str) -> None:
+    """Add the ranks that `line` says did not come to those of the lines before it."""
+    if not attempt.stalls:
+        attempt.stalls.append(Stall(order, rule.kind or "hang"))
+    if (match := _ABSENT[rule.id].search(line)) is not None:
+        attempt.stalls[-1].missing.update(int(one) for one in re.findall(r"[0-9]{1,6}", match[1])[:MAX_RANKS])
 
 
 class _Reader:
@@ -165,7 +179,10 @@ class _Reader:
         rest = writer_of(log.lines[place], log.label).rest
         self._warns = _WARNING.match(rest) is not None
         if np.isfinite(log.times_s[place]) and (stamp := self._stamps.read(rest)).end:
-            rest = writer_of(rest[stamp.end :].lstrip(" "), log.label).rest
+            writer = writer_of(rest[stamp.end :].lstrip(" "), log.label)
+            rest = writer.rest
+            if not writer.named and (inner := embedded(rest)) is not None:  # behind a logger's name and level
+                rest = inner.rest
             self._warns = self._warns or _WARNING.match(rest) is not None
         elif (inner := embedded(rest)) is not None:
             rest = inner.rest
@@ -203,7 +220,9 @@ class _Reader:
             attempt.stalls[-1].missing.add(int(match[1] or match[2]))
             return
         rule = self._rules.match(line)
-        if rule is not None and rule.id in _STALLS:
+        if rule is not None and rule.id in _ABSENT:
+            _note_absent(attempt, order, rule, line)
+        elif rule is not None and rule.id in _STALLS:
             # Its writer is the coordinator, who waits like the others.
             attempt.stalls.append(Stall(order, rule.kind or "hang"))
         elif rule is not None:
@@ -232,7 +251,9 @@ class _Reader:
         told = rule is not None and rule.role == "root" and rule.class_ in "HNS" and rule.severity != "sev3"
         if rule is not None and (rule.role in {"cascade", "phase"} or told):
             self._said(attempt, order, where, line, rule)
-            if rule.id in _STALLS:
+            if rule.id in _ABSENT:
+                _note_absent(attempt, order, rule, line)
+            elif rule.id in _STALLS:
                 attempt.stalls.append(Stall(order, rule.kind or "hang"))
             elif rule.role == "cascade":
                 attempt.fallen.append(self._named_cause(order, where, line, rule, raised=True))
@@ -254,6 +275,7 @@ class _Reader:
                     attempt.stuck.update({rank} if rule.kind == "hang" else ())
                 attempt.gave_up = attempt.gave_up or rule.kind == "hang"
         elif rule.role == "root" and rule.class_ in "HNS":
+            attempt.stuck_host = attempt.stuck_host or rule.kind == "host_contention"
             if rule.kind not in _ENDS_NOTHING and rule.severity != "sev3":
                 attempt.devices.append((order[0], rank))
         elif rule.role == "root" or rule.id == "python.exception":
@@ -298,6 +320,8 @@ class _Reader:
         )  # fmt: skip
 
     def _ended(self, attempt: Attempt, order: Order, table: int, rank: int | None, ending: Ending) -> None:
+        if ending.id in _REMOTE:
+            self._open.add((table, rank))
         ending, named = self._tables[table].read(ranks_of(ending, self._tasks), rank)
         if ending.says == "done":
             attempt.done = order

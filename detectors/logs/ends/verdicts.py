@@ -99,6 +99,7 @@ class Attempt:
     followed: list[tuple[Order, str]] = field(default_factory=list)  # consequences that are no warnings
     stalls: list[Stall] = field(default_factory=list)
     warned: bool = False
+    stuck_host: bool = False  # a kernel said that a task or a processor is stuck
     fallen: list[Cause] = field(default_factory=list)  # ranks that ended by an exception that tells of another's end
     ends: list[tuple[Order, Ending, int | None]] = field(default_factory=list)
     devices: list[tuple[float, int | None]] = field(default_factory=list)
@@ -113,7 +114,7 @@ class Attempt:
     @property
     def eventful(self) -> bool:
         seen = self.causes or self.followed or self.ends or self.devices or self.stalls
-        return bool(seen or self.stopped_by or self.warned)
+        return bool(seen or self.stopped_by or self.warned or self.stuck_host)
 
 
 def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:

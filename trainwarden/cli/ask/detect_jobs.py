@@ -6,20 +6,23 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from trainwarden.catalogue import Metric, add, added
-from trainwarden.cli.ask.judging.detect_answer import answered, judges
+from trainwarden.cli.ask.judging.detect_answer import answered, judges, of_no_form
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.cli.shared.options import time_of
 from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError
+from trainwarden.formats.unjudged import PLAIN
 from trainwarden.records import HeartbeatRecord, IncidentRecord
 from trainwarden.settings import DetectionSettings, load
 
 TELL_EVERY_S = 2.0
+# What a program says in such words it says for many reasons: a text that is no record of a run proves none of these.
+OF_PROGRAMS = frozenset({"user_error", "exception", "log_storm", "checkpoint", "data_stall", "silent_corruption"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +188,16 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
             rule = ensemble(work.settings, work.names)
             idle = nobody if work.want_scores else partial(rule.idle, asked=work.asked)  # a file has all
             scores = score_recorded(job, bundle, work.normal_until_s, idle=idle)
-        result = replay(
+        result = _believed(replay(
             job, work.settings, names=work.names, facts=facts, scores=scores, progress=progress,
             normal_until_s=work.normal_until_s,
-        )  # fmt: skip
+        ))  # fmt: skip
     except WardenError as error:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
     found = job_object(result)
-    lines = found["input"]["log_lines"] > 0
-    judged_by = judges(result.detectors, result.abstained, facts=bool(facts), lines=lines)
+    lines = found["input"]["log_lines"] > 0 and not of_no_form(found)
+    judged_by = judges(result.detectors, result.abstained, facts=bool(facts) and not of_no_form(found), lines=lines)
     if job.metrics is not None and job.metrics.times_s.size and not float(np.ptp(job.metrics.times_s)):
         # Of a single moment nobody can say whether it lasts.
         judged_by = [one for one in judged_by if result.detectors[one].role.reads != "samples"]
@@ -202,6 +205,13 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     steps = found["input"]["iterations"] or found["input"].get("collectives")
     stepless = not steps and any(isinstance(fact, HeartbeatRecord) and fact.ranks for fact in facts)
     return Judged(found | answered(found, judged_by, stepless=stepless), columns, records=list(result.incidents))
+
+
+def _believed(result: Any) -> Any:
+    """`result` without what a text of no known form does not prove."""
+    if not result.job.files or any(one.format != PLAIN for one in result.job.files):
+        return result
+    return replace(result, incidents=[one for one in result.incidents if one.kind not in OF_PROGRAMS])
 
 
 def _cut(job: Any, facts: list[Any], span_s: tuple[float, float]) -> tuple[Any, list[Any]]:

@@ -138,15 +138,21 @@ def _frame(samples: list[_Sample], times: list[float]) -> pd.DataFrame | None:
     told: dict[tuple[str, str], Series | None] = {}
     indices = _indices(samples)
     rows = []
+    blocks: dict[tuple[float, str | None, str | None, str], float] = {}
     for one, time_s in zip(samples, times, strict=True):
         key = (one.name, one.labels)
         if key not in told:
-            heading = names.metric_of(one.name)
+            heading = names.metric_of(one.name) or names.block_of(one.name)
             told[key] = None if heading is None else labelled(heading, _with_index(labels_of(one.labels), indices))
         series = told[key]
-        if series is not None and series.metric is not None:
-            rows.append((time_s, series.node, series.device, series.metric.name, one.value * series.metric.factor))
-    return long_frame(rows)
+        if series is None or series.metric is None:
+            continue
+        whose = (time_s, series.node, series.device, series.metric.name)
+        if names.block_of(one.name) is not None:
+            blocks[whose] = blocks.get(whose, 0.0) + one.value
+        else:
+            rows.append((*whose, one.value * series.metric.factor))
+    return long_frame([*((*whose, value) for whose, value in blocks.items()), *rows])
 
 
 def _indices(samples: list[_Sample]) -> dict[str, str]:

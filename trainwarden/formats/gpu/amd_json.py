@@ -48,20 +48,30 @@ class AmdJson:
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
         del columns
-        answers = list(answers_of(source))
-        rows = [row for place, answer in enumerate(answers) for row in _rows(answer, place)]
-        if not rows:
-            raise DataError(f"{source.name} holds no GPU")
-        found = Found(rows=len(rows))
-        start_s = named_s(source.path.name)
-        if any("time_s" not in row for row in rows):
-            if start_s is None:
-                start_s = source.path.stat().st_mtime - EVERY_S * (len(answers) - 1)
-            found.notes.append(f"no times written: samples taken for {EVERY_S:.0f} s apart")
-            rows = [{"time_s": start_s + EVERY_S * float(row["place"]), **row} for row in rows]
-        if (table := metric_table(pd.DataFrame(rows).drop(columns="place"))) is not None:
-            found.metrics.append(table)
-        return found
+        return found_of_answers(source, list(answers_of(source)))
+
+
+def found_of_answers(source: Source, answers: list[Any]) -> Found:
+    """What answers hold that the program's JSON or another form of it gave.
+
+    Raises
+    ------
+    DataError
+        If no GPU is in them.
+    """
+    rows = [row for place, answer in enumerate(answers) for row in _rows(answer, place)]
+    if not rows:
+        raise DataError(f"{source.name} holds no GPU")
+    found = Found(rows=len(rows))
+    start_s = named_s(source.path.name)
+    if any("time_s" not in row for row in rows):
+        if start_s is None:
+            start_s = source.path.stat().st_mtime - EVERY_S * (len(answers) - 1)
+        found.notes.append(f"no times written: samples taken for {EVERY_S:.0f} s apart")
+        rows = [{"time_s": start_s + EVERY_S * float(row["place"]), **row} for row in rows]
+    if (table := metric_table(pd.DataFrame(rows).drop(columns="place"))) is not None:
+        found.metrics.append(table)
+    return found
 
 
 def _rows(answer: Any, place: int) -> Iterator[dict[str, Any]]:
@@ -86,7 +96,22 @@ def _rows(answer: Any, place: int) -> Iterator[dict[str, Any]]:
         if own is not None or stamp is not None:
             row["time_s"] = own if own is not None else stamp
         _flatten(one, "", row)
+        for name, count in _of_blocks(one).items():
+            row.setdefault(name, count)
         yield row
+
+
+def _of_blocks(one: Any) -> dict[str, float]:
+    """Memory errors of a GPU's blocks, added up: `amd-smi metric --ecc-blocks` without `--ecc`."""
+    blocks = one.get("ecc_blocks") if isinstance(one, dict) else None
+    found: dict[str, float] = {}
+    for block in blocks.values() if isinstance(blocks, dict) else ():
+        for kind in ("correctable", "uncorrectable") if isinstance(block, dict) else ():
+            told = str(block.get(f"{kind}_count", ""))
+            if told.isdecimal():
+                name = f"gpu_ecc_{kind}_volatile_count"
+                found[name] = found.get(name, 0.0) + float(told)
+    return found
 
 
 def _time_s(one: Mapping[str, Any]) -> float | None:

@@ -42,6 +42,7 @@ _METADATA: Final = re.compile(
 _NUMBER: Final = re.compile(r"[0-9]{1,3}$")
 _HEALTH: Final = re.compile(r"(?:GPU ID: |-> )([0-9]{1,3})\s*$")
 _ABOUT: Final = re.compile(r"\bGPU ?#?([0-9]{1,3})\b")
+_BLIND: Final = "all links are inActive"  # what nvidia-smi says in place of the links of a GPU
 _LINKS: Final = re.compile(r"GPU ([0-9]{1,3}): [^\n]{1,80} \(UUID: ")
 _LINK: Final = re.compile(
     r"\s{1,8}Link ([0-9]{1,3}): "
@@ -253,16 +254,15 @@ def _of_health(text: str) -> Iterator[_Verdict]:
 
 def _of_links(text: str, notes: list[str]) -> Iterator[_Verdict]:
     """A link that is inactive while it is up on most other GPUs, or has been replayed or recovered."""
-    gpu, dead, crc = "", set[tuple[str, str]](), set[str]()
+    gpu, crc = "", set[str]()
+    dead = _dead(text)
     counts = dict[str, Counter[str]]()
     gpus = dict[str, None]()
     for line in text.split("\n"):
         if (begins := _LINKS.match(line)) is not None:
             gpu = f"gpu{int(begins[1])}"
             gpus[gpu] = None
-        elif (link := _LINK.match(line)) is not None and link[4]:
-            dead.add((gpu, link[1]))
-        elif link is not None and link[2] == "CRC":
+        elif (link := _LINK.match(line)) is not None and link[2] == "CRC":
             crc |= {gpu} if int(link[3]) else set()
         elif link is not None and link[2]:
             counts.setdefault(gpu, Counter())[link[1]] += int(link[3])
@@ -270,6 +270,7 @@ def _of_links(text: str, notes: list[str]) -> Iterator[_Verdict]:
         notes.append(f"CRC errors of NVLinks are totals and not judged: {', '.join(sorted(crc)[:8])}")
     if len(gpus) < _LEAST_GPUS:
         notes.append(f"links of fewer than {_LEAST_GPUS} GPUs cannot be compared")
+    some = len(gpus) >= _LEAST_GPUS and _LINK.search(text) is not None
     of_link = Counter(link for _, link in dead)
     for gpu in gpus:
         alone = [link for link in sorted(of_link) if (gpu, link) in dead and of_link[link] * 2 < len(gpus)]
@@ -278,8 +279,23 @@ def _of_links(text: str, notes: list[str]) -> Iterator[_Verdict]:
             yield _Verdict(gpu, "nvlink", f"NVLink {', '.join(alone)} is inactive and up on most other GPUs")
         elif replayed:
             yield _Verdict(gpu, "nvlink", f"NVLink {', '.join(replayed)} was replayed or recovered after errors")
-        elif len(gpus) >= _LEAST_GPUS and gpu not in crc:
+        elif some and gpu not in crc:
             yield _Verdict(gpu, "", None)
+
+
+def _dead(text: str) -> set[tuple[str, str]]:
+    """GPUs and numbers of links that are inactive: all those of other GPUs where nvidia-smi names none of its own."""
+    gpu, dead = "", set[tuple[str, str]]()
+    links, blind = set[str](), set[str]()
+    for line in text.split("\n"):
+        if (begins := _LINKS.match(line)) is not None:
+            gpu = f"gpu{int(begins[1])}"
+        elif (link := _LINK.match(line)) is not None:
+            links.add(link[1])
+            dead |= {(gpu, link[1])} if link[4] else set()
+        elif _BLIND in line:
+            blind.add(gpu)
+    return dead | {(one, link) for one in blind for link in links}
 
 
 def _of_mlxlink(text: str, file: str) -> Iterator[_Verdict]:

@@ -258,11 +258,11 @@ def _of_job(row: Mapping[str, str], time_s: float, stepped: Iterable[str]) -> It
     elif state.startswith(("CANCELLED", "PREEMPTED")):
         yield time_s, node, f"slurmstepd: error: *** JOB {job} ON {listed} CANCELLED AT {row.get('end', '')} ***"
     elif state.startswith(("FAILED", "BOOT_FAIL")) and ("." in job or job not in stepped):
-        who = f"srun: error: {listed or 'node'}: task 0:"
+        # Slurm does not say which task it was.
         if signal and signal != "0":
-            yield time_s, node, f"{who} {'Segmentation fault' if signal == '11' else 'Killed'}"
+            yield time_s, node, f"slurmctld: error: step {job} exited on signal {signal}"
         elif code != "0":
-            yield time_s, node, f"{who} Exited with exit code {code}"
+            yield time_s, node, f"slurmctld: error: step {job} exited with code {code}"
     elif state.startswith("COMPLETED"):
         yield time_s, node, f"slurmctld: job {job} completed"
 

@@ -22,7 +22,7 @@ from trainwarden.recorded.logs import is_epoch, read_logs
 NAME: Final = "log text"
 LOOKED_AT: Final = 400  # lines
 _NAMED: Final = re.compile(
-    r"\.(log|out|err|console|stdout|stderr)(\.[0-9]{1,4})?$|slurm-[0-9]|console|stdout|stderr|syslog|messages|dmesg|journal|kern"
+    r"\.(log|out|err|console|stdout|stderr)(\.[0-9]{1,4})?$|\blogs?[0-9_-]{0,20}\.txt$|slurm-[0-9]|console|stdout|stderr|syslog|messages|dmesg|journal|kern"
 )
 _TEXT: Final = re.compile(r"\.(txt|text|log|out|err)(\.[0-9]{1,4})?$")
 # What no other kind of text says: steps, exceptions, launchers. Each branch is short and bounded: linear time.
@@ -31,7 +31,9 @@ _SAYS: Final = re.compile(
     r"Unable to determine the device handle for GPU|Failed to initialize NVML|No devices were found|"
     r"\bCUDA(?:_EXCEPTION_[0-9]{1,2}\b| Exception: )|"
     r"\bNVRM: |\b(?:ERROR|WARNING|INFO)\b|(?:s/it|it/s)[\],]|srun: |\[rank[0-9]{1,6}\]:|"
-    r"\bNodeNotReady\b|\bLAST SEEN {1,8}TYPE\b|\bOOMKilled\b|\bExit Code: {1,8}[0-9]"
+    r"\bNodeNotReady\b|\bLAST SEEN {1,8}TYPE\b|\bOOMKilled\b|\bExit Code: {1,8}[0-9]|"
+    r"^\[ {0,8}\+?[0-9]{1,7}\.[0-9]{3,6}\] |^ {0,8}Type {1,8}Reason {1,40}Age |"
+    r"\bnhc: {1,4}Health check (?:passed|failed)"
 )
 _ENDLESS: Final = 16_384  # characters of a line that tells nothing: no program logs so
 _FEWEST: Final = 0.05  # of the lines
@@ -55,9 +57,7 @@ class LogText:
         lines = [line for line in head.replace("\r", "\n").split("\n") if line.strip()][:LOOKED_AT]
         telling = sum(_tells(line) for line in lines)
         if not telling:
-            plain = len(head) > 0 and sum(map(str.isprintable, head[:LOOKED_AT])) > 0.9 * len(head[:LOOKED_AT])
-            endless = max(map(len, lines), default=0) >= _ENDLESS
-            return GENERIC if named and plain and not endless else NEVER
+            return GENERIC if named and is_plain(head) else NEVER
         if named:
             return LIKELY
         often = telling >= _FEWEST * len(lines)
@@ -68,6 +68,18 @@ class LogText:
         del columns
         (log,) = _joined(read_logs(source.path.parent, [source.path.name], None), None, ())
         return Found(rows=len(log.lines), logs=[replace(log, file=source.name)])
+
+
+def is_plain(head: str) -> bool:
+    """Whether a text that begins with `head` consists of lines that people can read.
+
+    Examples
+    --------
+    >>> is_plain("one line\\nand another\\n"), is_plain("x" * 20_000), is_plain("")
+    (True, False, False)
+    """
+    printable = sum(map(str.isprintable, head[:LOOKED_AT])) > 0.9 * len(head[:LOOKED_AT])
+    return bool(head) and printable and max(map(len, head.split("\n"))) < _ENDLESS
 
 
 def _tells(line: str) -> bool:

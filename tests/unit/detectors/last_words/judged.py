@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judge_folder
+from trainwarden.cli.shared.answers import NOT_JUDGED
 from trainwarden.detectors.recorded.facts import read_facts
 from trainwarden.detectors.recorded.replay import replay
 from trainwarden.formats.reading import read_job
@@ -50,6 +52,15 @@ def judged(folder: Path, files: Mapping[str, list[str]]) -> list[IncidentRecord]
         (folder / name).write_text("".join(f"{line}\n" for line in lines))
     job = read_job(folder)
     return replay(job, DetectionSettings(), facts=read_facts(job)).incidents
+
+
+def answered(folder: Path, name: str, lines: list[str]) -> tuple[str, list[IncidentRecord]]:
+    """What `trainwarden detect --data` answers about a file of this name, and its incidents."""
+    data = folder / name
+    data.write_text("".join(f"{line}\n" for line in lines))
+    (work,), _ = jobs_to_judge(data, Asked(None, None, None, None, want_scores=False), None)
+    found = judge_folder(work)
+    return found.answer.get("answer", NOT_JUDGED), found.records
 
 
 def only(folder: Path, *lines: str) -> tuple[str, int | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.detectors.last_words.judged import judged
+from tests.unit.detectors.last_words.judged import judged, steps
 from trainwarden.detectors.logs.device_lines import device_of
 from trainwarden.formats.reading import read_job
 from trainwarden.formats.text.trainers import TRAINERS, step_line
@@ -124,3 +124,19 @@ def test_logs_of_any_name_and_of_nodes_in_folders_are_read_together(tmp_path: Pa
         ("n1/slurm-77.out", {"n1"}),
         ("n2/train.log.gz", {"n2"}),
     ]
+
+
+LOCKUP = "2026-11-04 08:00:50 gn7 kernel: watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python:12345]"
+
+
+def test_a_stuck_processor_after_which_nothing_goes_on_is_told_and_one_that_is_outlived_is_not(tmp_path: Path) -> None:
+    before, after = steps("08:00:45", 9), steps("08:01:40", 9)
+    (tmp_path / "dead").mkdir()
+    (incident,) = judged(tmp_path / "dead", {"logs.txt": [*before, LOCKUP]})
+    assert (incident.kind, incident.suspects[0].node) == ("host_contention", "gn7")
+    (tmp_path / "storage").mkdir()
+    weka = "2026-11-04 08:00:48 gn7 kernel: wekafs: IO timed out after 120 seconds, driver is not responding"
+    (incident,) = judged(tmp_path / "storage", {"logs.txt": [*before, weka, LOCKUP]})
+    assert incident.kind == "storage"
+    (tmp_path / "alive").mkdir()
+    assert not judged(tmp_path / "alive", {"logs.txt": [*before, LOCKUP, *after]})

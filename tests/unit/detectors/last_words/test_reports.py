@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.detectors.last_words.judged import judged
+from tests.unit.detectors.last_words.judged import answered
 from trainwarden.detectors.recorded.facts import read_facts
 from trainwarden.detectors.recorded.replay import replay
 from trainwarden.formats.reading import read_job
@@ -20,7 +20,7 @@ REPORTS = [
 ]
 TABLES = FOLDER.with_name("tables")
 ANSWERS = tomllib.loads((TABLES / "answers.toml").read_text("utf-8"))["table"]
-FEWEST = 140
+FEWEST = 310
 LAST = ("rank", "node", "device")
 
 
@@ -30,16 +30,18 @@ def names(report: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("report", [one for one in REPORTS if "missed" not in one], ids=names)
 def test_an_excerpt_of_a_report_is_answered_rightly(tmp_path: Path, report: dict[str, Any]) -> None:
-    incidents = judged(tmp_path, {"logs.txt": report["log"].strip("\n").split("\n")})
+    lines = report["log"].strip("\n").split("\n")
+    answer, incidents = answered(tmp_path, report.get("file", "logs.txt"), lines)
     if not report["right"]:
         assert not incidents, [(one.kind, one.reason) for one in incidents]
+        assert answer == report.get("answer", answer)
         return
     (incident,) = incidents
     assert incident.kind in report["right"], incident.reason
     suspect = incident.suspects[0] if incident.suspects else None
     said = {name: getattr(suspect, name, None) for name in LAST}
     expected = {name: report[name] for name in LAST if name in report}
-    if "any_rank" not in report:
+    if said["rank"] not in report.get("rank_in", ()) and "any_rank" not in report:
         expected.setdefault("rank", None)
     assert {name: said[name] for name in expected} == expected, incident.reason
 
@@ -58,3 +60,13 @@ def test_the_excerpts_are_many_and_have_a_source_each() -> None:
     assert len(REPORTS) >= FEWEST
     assert len({report["id"] for report in REPORTS}) == len(REPORTS)
     assert all(report["source"].startswith("https://") for report in REPORTS)
+
+
+def test_a_text_of_no_known_form_proves_a_devices_fault_and_none_of_a_program(tmp_path: Path) -> None:
+    answer, incidents = answered(
+        tmp_path, "notes.txt", ["ls: cannot access 'x': No such file or directory", "and so on"]
+    )
+    assert (answer, incidents) == ("not judged", [])
+    line = "  3 | 05/20/26 | 14:40:07 UTC | Critical Interrupt #0xa1 | Bus Fatal Error | Asserted"
+    answer, (incident,) = answered(tmp_path, "list.txt", ["  1 | Pre-Init | something", line])
+    assert (answer, incident.kind) == ("incident", "pcie_error")

@@ -214,6 +214,32 @@ SIGNATURES = [
     ("S", "root", "node_lost", "srun: error: NODE_FAIL on node7, step 0"),
     ("S", "root", "user_error", "srun: error: Unable to create step for job 1930: Invalid generic resource (gres) specification"),
     ("S", "root", "user_error", "sbatch: error: Batch job submission failed: Requested node configuration is not available"),
+    ("S", "root", "node_lost", "slurmctld: error: Setting node gpu1 state to INVAL with reason:gres/gpu count reported lower than configured (3 < 4)"),
+    ("S", "root", "node_lost", "slurmctld: drain_nodes: node gpu1 state set to DRAIN"),
+    ("S", "root", "node_lost", "slurmctld: error: _slurm_rpc_node_registration node=gpu1: Invalid argument"),
+    ("S", "root", "node_lost", "WARNING worker.py:1228 -- The node with node id: 0fc14938ad and ip: 10.0.0.7 has been marked dead because the detector has missed too many heartbeats from it."),
+    ("S", "root", "node_lost", "[2022-02-16 12:46:52,789 C 149 149] node_manager.cc:170: This node has beem marked as dead."),
+    ("N", "root", "nic_error", "node1:42:77 [1] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4321> with error 4, opcode 32564, len 32564, vendor err 81 (Send)"),
+    ("A", "root", "collective_mismatch", "node1:42:77 [1] init.cc:1247 NCCL WARN Mismatched collective detected, please check your collective calls at and around rank 39."),
+    ("C", "cascade", "hang", "[E ProcessGroupGloo.cpp:138] [Rank 0]: Ranks 4, 5, 6, 7 failed to pass monitoredBarrier in 2000000 ms"),
+    ("C", "cascade", "hang", "[E ProcessGroupGloo.cpp:138] Rank 3 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."),
+    ("C", "cascade", "hang", '[topoinfo_exchange_base.cc:145] TopoDetect ERROR occur !!! fault_type[1], fault_info["Failed to connect agent[1,3,5,7,]"]'),
+    ("A", "root", "silent_corruption", "ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank 3 at iteration #3 invocation #2 (message='found NaN in local grad norm')"),
+    ("H", "root", "gpu_memory_error", "NEURON_HW_ERR=SRAM_UNCORRECTABLE_ERROR instance-id=i-0592464924bd45322 hostname=ip-172-31-61-252 nd-id=0 nc-id=0 action=TERMINATE_INSTANCE"),
+    ("H", "root", "gpu_lost", "58100:58100 ERROR  TDRV:tdrv_init_mla_phase1                    Could not open the nd3"),
+    ("H", "root", "pcie_error", " 3 | 05/20/26 | 14:40:07 UTC | Critical Interrupt #0xa1 | Bus Fatal Error (Bus fatal:B5d/D03/F02) | Asserted"),
+    ("H", "root", "node_lost", " 89 | 08/31/2016 | 06:20:30 | Processor #0xc9 | IERR | Asserted"),
+    ("N", "root", "nic_error", "bnxt_en 0000:3b:00.0 ens1f0np0: TX timeout detected, starting reset task!"),
+    ("N", "root", "nic_error", "ice 0000:3b:00.0 ens1: tx_timeout: VSI_num: 6, Q 3, NTC: 0x1, HW_HEAD: 0x1, NTU: 0x2, INT: 0x0"),
+    ("S", "root", "storage", "beegfs: python(1234) [NodeConn (acquire stream)] >> Connect failed: beegfs-storage s1 [ID: 3] via TCP: 10.0.0.3:8003"),
+    ("S", "root", "storage", "libceph: osd12 down"),
+    ("H", "root", "gpu_lost", "ERROR:  nhc:  Health check failed:  Check check_nv_gpu_count 8 returned 1"),
+    ("H", "root", "gpu_memory_error", "ERROR:  nhc:  Health check failed:  check_gpu_ecc: GPU 3 has uncorrectable errors"),
+    ("N", "root", "nic_down", "ERROR:  nhc:  Health check failed:  check_hw_ib:  No IB port mlx5_ib3:1 is ACTIVE (LinkUp 400 Gb/sec)."),
+    ("H", "root", "gpu_lost", "I0809 13:32:51.873541       1 health.go:185] XidCriticalError: Xid=79 on Device=GPU-3b6ec030-5adc-1847-e155-79f635584b4e; marking device as unhealthy."),
+    ("H", "root", "gpu_lost", "gim error libgv: [0:3d:0:0][PF][wait_for_first_cmd_complete:471] Timeout of waiting command complete (500000 us)."),
+    ("S", "root", "storage", "2024/04/25 08:36:02.944266 juicefs[25] <ERROR>: upload chunks/0/9/9246_9_4194304: timeout after 1m0s: function timeout"),
+    ("S", "root", "storage", 'Warning  FailedMount  98s (x5 over 10m)  kubelet, gpu-02  MountVolume.SetUp failed for volume "pvc-7e" : rpc error: code = DeadlineExceeded desc = context deadline exceeded'),
 ]  # fmt: skip
 
 BENIGN = [
@@ -262,6 +288,18 @@ BENIGN = [
     "        Correctable Error                 : 1",
     "        DRAM Uncorrectable                : 0",
 ]  # fmt: skip
+
+# What an operator, a second try or a board's sensor says beside the same words: no rule knows it.
+UNKNOWN = [
+    "slurmctld: update_node: node gpu1 state set to DRAINED",
+    'Warning  FailedMount  9m  kubelet, gpu-02  MountVolume.SetUp failed for volume "pvc-7e" : rpc error: code = DeadlineExceeded desc = context deadline exceeded',
+    "  3a | 12/14/22 | 23:09:44 CET | Memory #0x88 | Correctable ECC (CPU0_G1) | Asserted",
+    "SUCCESS:  nhc:  Health check passed:  check_gpu_ecc: ECC checks passed",
+    "2024/04/25 08:34:56.080302 juicefs[25] <WARNING>: Upload chunks/0/9/9251_2_4194304: timeout after 1m0s (try 2) [cached_store.go:403]",
+    "p100     NotReady,SchedulingDisabled   <none>   17h   v1.15.11",
+    "  Ready                 True            Fri, 27 Jan 2017 10:38:42 -0700         Fri, 27 Jan 2017 10:39:26 -0700         KubeletReady               kubelet is posting ready status",
+    "ERROR   NRT:nrt_close                               Unexpected runtime state: NRT_STATE_START",
+]
 
 
 # Words of a fault in lines of programs that go on: others may report them, nobody is accused.
@@ -349,6 +387,12 @@ def test_what_only_looks_like_a_fault_is_silent(line: str) -> None:
             continue  # whoever logs at that level means it
         found = RULES.match(prefix + line)
         assert found is None or found.role in {"benign", "phase"}, (prefix + line, found.id)
+
+
+@pytest.mark.parametrize("line", UNKNOWN)
+def test_words_of_a_fault_without_one_are_no_cause(line: str) -> None:
+    found = RULES.match(line)
+    assert found is None or found.kind in {None, "log_storm"}, found.id
 
 
 @pytest.mark.parametrize("line", [line for *_, line in SIGNATURES if "Xid" not in line])

@@ -186,3 +186,62 @@ def test_counters_that_nobody_knows_are_no_columns(tmp_path: Path):
     assert job.metrics is not None
     assert job.metrics.names == ("nic_receive_packets_count",)
     assert any(note.endswith("no rule judges: odd_err") for note in job.notes)
+
+
+def test_inactive_links_of_one_gpu_are_told_though_nvidia_smi_lists_none(tmp_path: Path) -> None:
+    up = "".join(f"\t Link {link}: 53.125 GB/s\n" for link in range(2))
+    blind = "NVML: Unable to retrieve NVLink information as all links are inActive\n"
+    title = "GPU {}: NVIDIA B200 (UUID: GPU-{})\n"
+    whole = "".join(title.format(gpu, gpu) + (blind if gpu == 2 else up) for gpu in range(4))
+    found = lines(report(tmp_path, whole))
+    assert [line for line in found if "failed" in line] == [
+        "gpu2 nvlink failed: NVLink 0, 1 is inactive and up on most other GPUs"
+    ]
+    nobody = "".join(title.format(gpu, gpu) + blind for gpu in range(4))
+    with pytest.raises(DataError):
+        report(tmp_path, nobody)
+
+
+def test_states_of_gpud_are_judged_by_their_xids_and_ports(tmp_path: Path) -> None:
+    reason = "XID 48 (Double Bit ECC Error) detected on GPU PCI:0000:6b:00 UUID:GPU-c4"
+    states = [
+        {"component": "accelerator-nvidia-error-xid", "states": [{"health": "Unhealthy", "reason": reason}]},
+        {"component": "accelerator-nvidia-nvlink", "states": [{"health": "Degraded", "reason": "one replay"}]},
+        {"component": "os", "states": [{"health": "Unhealthy", "reason": "many zombies"}]},
+    ]
+    path = tmp_path / "states.json"
+    path.write_text(json.dumps(states), encoding="utf-8")
+    job = read_job(path)
+    assert [log.lines for log in job.logs] == [
+        [f"NVRM: Xid (PCI:0000:6b:00): 48, {reason}", "health check: node passed"]
+    ]
+    assert any("os" in note for note in job.notes)
+
+
+def test_counts_of_blocks_of_a_gpu_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "amd.prom"
+    path.write_text(
+        "# TYPE amd_gpu_ecc_uncorrect_sdma gauge\n"
+        + "".join(
+            f'amd_gpu_ecc_uncorrect_{block}{{gpu_id="{gpu}",hostname="h1"}} {gpu}\n'
+            for block in ("sdma", "umc")
+            for gpu in (0, 1)
+        ),
+        encoding="utf-8",
+    )
+    table = read_job(path).metrics
+    assert table is not None
+    assert (table.names, table.values[:, 0].tolist()) == (("gpu_ecc_uncorrectable_volatile_count",), [0.0, 2.0])
+    assert list(zip(table.nodes, table.devices, strict=True)) == [("h1", "gpu0"), ("h1", "gpu1")]
+
+
+@pytest.mark.parametrize("name", ["what.txt", "what"])
+def test_a_text_of_no_known_form_is_judged_by_its_lines_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("| 3 | Critical Interrupt | Bus Fatal Error | Asserted |\nnothing else\n", encoding="utf-8")
+    (found,) = read_job(path).files
+    assert found.format == "plain text"
+    (tmp_path / "README.md").write_text(
+        "A GPU has fallen off the bus: NVRM: Xid (PCI:0000:3b:00): 79\n", encoding="utf-8"
+    )
+    assert not read_job(tmp_path / "README.md").logs

@@ -10,6 +10,7 @@ import msgspec
 
 from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind, worst
 from trainwarden.cli.shared.formatting import counted
+from trainwarden.formats.unjudged import PLAIN
 
 MOST_REASONS: Final = 3
 AMOUNTS: Final = ("iterations", "metrics_rows", "log_lines", "collectives", "nodes", "entities", "dumps", "events")
@@ -91,8 +92,25 @@ def _watched(amounts: Mapping[str, Any]) -> str:
     return ", ".join([*parts, *([f"{span_s:,.0f} s"] if span_s else [])]) or "what was read"
 
 
+def of_no_form(job: Mapping[str, Any]) -> bool:
+    """Whether all that was read are texts of which no format is known: that rules know no line says nothing of a job.
+
+    Examples
+    --------
+    >>> of_no_form({"judged": {"files": [{"path": "a.txt", "format": "plain text"}]}}), of_no_form({})
+    (True, False)
+    """
+    files = job.get("judged", {}).get("files", ())
+    return bool(files) and all(one["format"] == PLAIN for one in files)
+
+
 def _blind(job: Mapping[str, Any]) -> list[Blind]:
     """The most frequent reasons of abstention, those about input that is there first."""
+    if of_no_form(job):
+        return [
+            Blind(f"{note}; no line of it tells of a failure", "docs/data.md lists what is read")
+            for note in job["judged"]["notes"][:MOST_REASONS]
+        ]
     amounts = job.get("input")
     if amounts is not None and not any(amounts.get(key) for key in AMOUNTS):
         if unread := job.get("judged", {}).get("unread"):
