@@ -114,6 +114,11 @@ PREFIXES: Final = (
         "fa88a9df [rank=2] || KeyError: 'x'",
         "Determined, behind the stamp",
     ),
+    LinePrefix(
+        r"- (?:[A-Za-z_][A-Za-z0-9_.]{0,60} - )?(?:ERROR|CRITICAL) - ",
+        "- train - ERROR - Traceback (most recent call last):",
+        "Python's loggers with dashes, behind the stamp",
+    ),
     LinePrefix(r"(?:stdout|stderr) [FP] ", "stderr F Traceback", "containerd and CRI-O, behind the stamp"),
     LinePrefix(r"(?P<node>[a-z0-9][a-z0-9_.-]{0,60}[-_][0-9]{1,5}) {1,20}\| ", "worker-1  | step 1", "docker compose"),
     LinePrefix(r" {0,6}(?P<rank>[0-9]{1,6}):(?: |$)", " 2: KeyError: 'x'", "srun --label", labelled=True),
@@ -132,7 +137,7 @@ _ANY: Final = re.compile("|".join(re.sub(r"\(\?P<\w+>", "(?:", row.pattern) for 
 _LABELS: Final = tuple(re.compile(row.pattern) for row in PREFIXES if row.labelled)
 _RANK_LABELS: Final = tuple(label for label in _LABELS if "rank" in label.groupindex)
 _LABEL_CHARS: Final = frozenset(" [0123456789")
-_FIRST_CHARS: Final = frozenset("[(r")
+_FIRST_CHARS: Final = frozenset("[(r-")
 _LABEL_LINES: Final = 200
 _FEWEST_LABELS: Final = 4  # unless the file begins with one
 _MOST_BEFORE: Final = 400  # characters

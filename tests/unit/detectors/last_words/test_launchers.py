@@ -181,3 +181,21 @@ def test_a_stall_of_hours_before_is_not_the_cause_of_an_end(tmp_path: Path) -> N
     end = "[2026-11-04 11:59:00] mpirun detected that one or more processes exited with non-zero status, thus causing"
     (incident,) = judged(tmp_path, {"train.log": [*stall, *after, end]})
     assert (incident.kind, [one.rank for one in incident.suspects]) == ("crash", [None])
+
+
+@pytest.mark.parametrize("name", ["", "train - "])
+def test_a_traceback_inside_a_loggers_lines_is_the_cause(tmp_path: Path, name: str) -> None:
+    stamp = "2026-01-02 03:04:{second:02d},678 - "
+    steps = [stamp.format(second=step) + f"train - INFO - step {step} loss {2 - step / 100:.3f}" for step in range(20)]
+    lines = [stamp.format(second=30) + f"{name}ERROR - {line}" for line in raised(0, "KeyError: 'tokens'", "")]
+    (one,) = judged(tmp_path, {"logs.txt": [*steps, *lines]})
+    assert (one.kind, "KeyError: 'tokens'" in one.reason) == ("exception", True)
+    went_on = [line.replace("03:04", "03:05") for line in steps]
+    assert judged(tmp_path, {"logs.txt": [*steps, *lines, *went_on]}) == []
+
+
+def test_colossalais_last_line_says_that_a_process_failed(tmp_path: Path) -> None:
+    (row,) = (row for row in shipped_endings().rows if row.id == "colossalai.failed")
+    steps = [f"step {step} loss {2 - step / 100:.3f}" for step in range(20)]
+    (one,) = judged(tmp_path, {"logs.txt": [*steps, row.sample]})
+    assert (one.kind, [suspect.rank for suspect in one.suspects]) == ("crash", [None])
