@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import re2
 
+from trainwarden.log_shapes import by_shape, unmasked
 from trainwarden.records import MAX_LINE_CHARS
 
 # Colours and cursor movements (ECMA-48 control sequences).
@@ -113,6 +114,11 @@ PREFIXES: Final = (
         "fa88a9df [rank=2] || KeyError: 'x'",
         "Determined, behind the stamp",
     ),
+    LinePrefix(
+        r"- (?:[A-Za-z_][A-Za-z0-9_.]{0,60} - )?(?:ERROR|CRITICAL) - ",
+        "- train - ERROR - Traceback (most recent call last):",
+        "Python's loggers with dashes, behind the stamp",
+    ),
     LinePrefix(r"(?:stdout|stderr) [FP] ", "stderr F Traceback", "containerd and CRI-O, behind the stamp"),
     LinePrefix(r"(?P<node>[a-z0-9][a-z0-9_.-]{0,60}[-_][0-9]{1,5}) {1,20}\| ", "worker-1  | step 1", "docker compose"),
     LinePrefix(r" {0,6}(?P<rank>[0-9]{1,6}):(?: |$)", " 2: KeyError: 'x'", "srun --label", labelled=True),
@@ -131,7 +137,7 @@ _ANY: Final = re.compile("|".join(re.sub(r"\(\?P<\w+>", "(?:", row.pattern) for 
 _LABELS: Final = tuple(re.compile(row.pattern) for row in PREFIXES if row.labelled)
 _RANK_LABELS: Final = tuple(label for label in _LABELS if "rank" in label.groupindex)
 _LABEL_CHARS: Final = frozenset(" [0123456789")
-_FIRST_CHARS: Final = frozenset("[(r")
+_FIRST_CHARS: Final = frozenset("[(r-")
 _LABEL_LINES: Final = 200
 _FEWEST_LABELS: Final = 4  # unless the file begins with one
 _MOST_BEFORE: Final = 400  # characters
@@ -170,16 +176,55 @@ def writer_of(text: str, label: re.Pattern[str] | None = None) -> Writer:
     >>> writer_of("[info] x")
     Writer(rest='[info] x', rank=None, local=None, node=None, pid=None)
     """
-    found = Writer(text)
+    prefixes = _prefixes(text, label)
+    if not prefixes.end:
+        return Writer(text)
+    found = Writer(text[prefixes.end :])
+    for name, start, end in prefixes.groups:
+        setattr(found, name, text[start:end] if name == "node" else int(text[start:end]))
+    return found
+
+
+class _Prefixes(NamedTuple):
+    """Where the prefixes of a line end, and the groups in them: name, start, end; the innermost last."""
+
+    end: int
+    groups: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def named(self) -> bool:
+        """Whether one names a rank."""
+        return any(name in {"rank", "local"} for name, _, _ in self.groups)
+
+
+_NONE: Final = _Prefixes(0)
+
+
+def _find_prefixes(text: str, label: re.Pattern[str] | None) -> _Prefixes:
+    """The prefixes of `text`; no digit means anything for where they are."""
+    groups: list[tuple[str, int, int]] = []
+    end = 0
     for _ in range(_MOST_PREFIXES):
-        match = _prefix_of(found.rest, label)
+        match = _prefix_of(text[end:], label)
         if match is None or not match.end():
             break
-        for name, value in match.groupdict().items():
-            if value is not None:
-                setattr(found, name, value if name == "node" else int(value))
-        found.rest = found.rest[match.end() :]
-    return found
+        said = [name for name, value in match.groupdict().items() if value]
+        groups += [(name, end + match.start(name), end + match.end(name)) for name in said]
+        end += match.end()
+    return _Prefixes(end, tuple(groups)) if end else _NONE
+
+
+def _finder(label: re.Pattern[str] | None) -> Callable[[str], _Prefixes]:
+    return by_shape(lambda shape: _find_prefixes(unmasked(shape), label))
+
+
+_BY_LABEL: Final = {label: _finder(label) for label in (None, *_LABELS)}
+
+
+def _prefixes(text: str, label: re.Pattern[str] | None) -> _Prefixes:
+    if label is None and text[:1] not in _FIRST_CHARS and "| " not in text[:80] and text[:3] != "std":
+        return _NONE
+    return _BY_LABEL[label](text)
 
 
 def embedded(text: str) -> Writer | None:
@@ -194,7 +239,7 @@ def embedded(text: str) -> Writer | None:
     >>> embedded("see [rank3] above") is None
     True
     """
-    match = _EMBEDDED.search(text, 0, _MOST_BEFORE)
+    match = _EMBEDDED.search(text, 0, _MOST_BEFORE) if "[rank" in text else None
     return writer_of(text[match.start() :]) if match else None
 
 
@@ -208,9 +253,9 @@ def behind_prefixes(text: str, rank: int | None) -> str:
     >>> behind_prefixes("2: conv", None)
     '2: conv'
     """
-    found = writer_of(text)
-    rest = found.rest
-    if rank is None or found.named:
+    prefixes = _prefixes(text, None)
+    rest = text[prefixes.end :]
+    if rank is None or prefixes.named:
         return rest
     if (inner := embedded(rest)) is not None and inner.rank == rank:
         return inner.rest
@@ -242,8 +287,9 @@ def label_of(lines: Sequence[str]) -> re.Pattern[str] | None:
     >>> label_of(["layers:", "0: conv", "step 1", "step 2"]) is None
     True
     """
+    firsts = _first_labels(lines)
     for label in _LABELS:
-        first = next((place for place, line in enumerate(lines) if label.match(line)), None)
+        first = firsts.get(label)
         if first is None:
             continue
         looked_at = lines[first : first + _LABEL_LINES]
@@ -251,6 +297,20 @@ def label_of(lines: Sequence[str]) -> re.Pattern[str] | None:
         if 2 * len(found) > len(looked_at) and (first == 0 or len(found) >= _FEWEST_LABELS) and not _counts(found):
             return label
     return None
+
+
+def _first_labels(lines: Iterable[str]) -> dict[re.Pattern[str], int]:
+    """Where each label is first seen."""
+    firsts: dict[re.Pattern[str], int] = {}
+    for place, line in enumerate(lines):
+        for label in _labels_at(line):
+            firsts.setdefault(label, place)
+        if len(firsts) == len(_LABELS):
+            break
+    return firsts
+
+
+_labels_at: Final = by_shape(lambda shape: tuple(label for label in _LABELS if label.match(unmasked(shape))))
 
 
 def _counts(found: Sequence[re.Match[str]]) -> bool:

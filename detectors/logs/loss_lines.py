@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from trainwarden.formats.names import OTHER_LOSSES
 from trainwarden.formats.text.trainers import step_line
+from trainwarden.log_shapes import by_shape, unmasked
 
 Quantity = Literal["loss", "gradient norm"]
 MAX_CHARS: Final = 8_192  # of a line; verl's have thousands
@@ -17,6 +18,7 @@ _OWN: Final = frozenset({
     "crossentropy",
 })  # fmt: skip
 _WORD: Final = re.compile(r"(?i)loss(?:es)?|norm|perplexity|\bppl\b|\bnll\b|cross[_ ]?entropy\b")
+_WORDS: Final = ("loss", "norm", "perplexity", "ppl", "nll", "entropy")
 _BEFORE_CHARS: Final = 48
 _JOINED: Final = re.compile(r"[A-Za-z0-9/_.-]{0,48}\Z")
 _SPACED: Final = re.compile(r"(?<![A-Za-z0-9])([A-Za-z]{1,16}) \Z")
@@ -48,21 +50,40 @@ def printed(line: str) -> list[tuple[Quantity, float]]:
     if len(line) > MAX_CHARS:
         return []
     found: dict[Quantity, float] = {}
+    for what, start, end, level_counts in _places_of(line):
+        if what not in found and (level_counts or not math.isfinite(float(line[start:end]))):
+            found[what] = float(line[start:end])
+    return list(found.items())
+
+
+_Place = tuple[Quantity, int, int, bool]
+"""Of what a number is, where it stands, and whether it counts where it is finite."""
+
+
+def _find_places(line: str) -> tuple[_Place, ...]:
+    """Where `line` tells of the training's loss or gradient norm; no digit means anything for that."""
+    lower = line.lower()
+    if line.isascii() and not any(word in lower for word in _WORDS):
+        return ()
+    found: list[_Place] = []
     for word in _WORD.finditer(line):
-        what: Quantity = "gradient norm" if word[0].lower() == "norm" else "loss"
-        if what in found or (value := _VALUE.match(line, word.end())) is None:
+        if (value := _VALUE.match(line, word.end())) is None:
             continue
+        what: Quantity = "gradient norm" if word[0].lower() == "norm" else "loss"
         before = line[max(0, word.start() - _BEFORE_CHARS) : word.start()]
-        number = float(value["number"])
+        named = what == "gradient norm" or word[0][:4].lower() == "loss"
         if what == "gradient norm":
             meant = _GRADIENT.search(before) is not None
-        elif word[0][:4].lower() == "loss":
+        elif named:
             meant = _is_own(before, spaced=not value["between"].strip())
         else:  # of these a level says little, what is no number says as much as for a loss
-            meant = bool(value["between"].strip()) and not math.isfinite(number) and _is_own(before, spaced=False)
+            meant = bool(value["between"].strip()) and _is_own(before, spaced=False)
         if meant:
-            found[what] = number
-    return list(found.items())
+            found.append((what, *value.span("number"), named))
+    return tuple(found)
+
+
+_places_of = by_shape(lambda shape: _find_places(unmasked(shape)))
 
 
 def _is_own(before: str, *, spaced: bool) -> bool:

@@ -145,7 +145,7 @@ class LossWatch(WholeMemory):
         if key not in self._series and len(self._series) >= MAX_SERIES:
             return
         one = self._series.setdefault(key, Series(quantity))
-        level, bar = _bar(one)
+        level, bar = _bar(one, value)
         finite = math.isfinite(value)
         if (finite and not value > bar) or (one.strange >= FORGET and finite and one.finite):
             if one.strange >= FORGET:
@@ -178,10 +178,13 @@ class LossWatch(WholeMemory):
         )  # fmt: skip
 
 
-def _bar(one: Series) -> tuple[float, float]:
-    """The level of a series, and what is above normal; infinite until enough is known."""
+def _bar(one: Series, value: float) -> tuple[float, float]:
+    """The level of a series, and what is above normal for `value`; infinite until enough is known."""
     if len(one.values) < LEAST:
         return (one.values[-1] if one.values else 0.0), math.inf
     level = median(one.values)
+    least = level + LEAST_SHARE[one.quantity] * abs(level)
+    if value <= least:  # normal, however narrow the values lie
+        return level, least
     spread = 1.4826 * median([abs(value - level) for value in one.values])
-    return level, level + max(WIDTHS * spread, LEAST_SHARE[one.quantity] * abs(level))
+    return level, max(least, level + WIDTHS * spread)

@@ -16,6 +16,7 @@ import msgspec
 import re2
 
 from trainwarden.errors import ConfigError
+from trainwarden.log_shapes import may_fit
 from trainwarden.records import MAX_LINE_CHARS, IncidentKind, Severity
 
 RULES_FILE: Final = Path(__file__).with_name("rules.toml")
@@ -102,6 +103,7 @@ class LogRules:
         if not self.rules:
             raise ConfigError(f"{path or RULES_FILE}: holds no rule")
         self._set.Compile()
+        self._may_fit = may_fit([rule.pattern for rule in self.rules], options)
 
     def match(self, line: str) -> LogRule | None:
         """The first rule of the file that `line` fits; only the first 8,192 characters are looked at.
@@ -117,6 +119,8 @@ class LogRules:
         line = line[:MAX_LINE_CHARS]
         if "\x1b" in line:
             line = _ESCAPES.sub("", line)
+        if not self._may_fit(line):
+            return None
         plain = line.encode(errors="replace")
         found = self._set.Match(plain)
         if not found:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from trainwarden.detectors.job.window import LogLine
+from trainwarden.log_shapes import by_shape, unmasked
 from trainwarden.records import Suspect, Vote
 from trainwarden.settings import Config
 
@@ -19,6 +20,7 @@ MAX_SUSPECTS: Final = 16
 MAX_SOURCES: Final = 100_000
 _FRAME: Final = re.compile(r"\s{0,8}(?:\[rank[0-9]{1,6}\]: ?)?\s{0,8}frame #[0-9]{1,4}: ")
 _DIGITS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")  # linear: no nested repetition
+_template_of = by_shape(lambda shape: _DIGITS.sub("0", unmasked(shape)[:200]))
 
 
 def is_frame(line: str) -> bool:
@@ -29,7 +31,7 @@ def is_frame(line: str) -> bool:
     >>> is_frame("frame #3: c10d::ProcessGroupNCCL::watchdogHandler() + 0x3a0"), is_frame("frames 3")
     (True, False)
     """
-    return _FRAME.match(line) is not None
+    return "frame #" in line and _FRAME.match(line) is not None
 
 
 class StormConfig(Config, frozen=True, kw_only=True):
@@ -89,7 +91,7 @@ class LogStorms:
             if len(self._sources) >= MAX_SOURCES:
                 del self._sources[next(iter(self._sources))]
             source = self._sources[speaker] = Source(line.node, line.rank, line.time_s)
-        source.lines.append((line.time_s, line.count, _DIGITS.sub("0", line.line[:200])))
+        source.lines.append((line.time_s, line.count, _template_of(line.line)))
         return source
 
     def judge(self, now_s: float) -> None:

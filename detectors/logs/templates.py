@@ -11,6 +11,7 @@ import re
 from typing import Final
 
 from trainwarden.errors import DetectorError
+from trainwarden.log_shapes import by_shape, unmasked
 
 MAX_CHARS: Final = 300
 MAX_TOKENS: Final = 32
@@ -18,6 +19,7 @@ MAX_LEAF: Final = 48  # templates that share length and first words
 OVERFLOW: Final = 0  # the template of everything that found no place
 WILDCARD: Final = "<*>"
 _NUMBERS: Final = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")  # one pass, nothing nested
+_without_numbers = by_shape(lambda shape: None if b"0x" in shape else _NUMBERS.sub("#", unmasked(shape)[:MAX_CHARS]))
 
 
 class LogTemplates:
@@ -54,7 +56,9 @@ class LogTemplates:
 
     def find(self, line: str) -> int:
         """Number of the template of `line`; `OVERFLOW` once there is no room for new ones."""
-        masked = _NUMBERS.sub("#", line[:MAX_CHARS])
+        masked = _without_numbers(line[:MAX_CHARS])
+        if masked is None:  # a hexadecimal number begins with a digit that means something
+            masked = _NUMBERS.sub("#", line[:MAX_CHARS])
         known = self._cache.get(masked)
         if known is None:
             known = self._parse(masked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from trainwarden.detectors.job.samples import FamilySamples, Floats, ScoredSampl
 from trainwarden.detectors.job.window import Window
 from trainwarden.detectors.job_monitor import JobMonitor
 from trainwarden.detectors.logs.ends.endings import shipped_endings
-from trainwarden.detectors.logs.loss_lines import goes_on
+from trainwarden.detectors.logs.loss_lines import goes_on, printed
 from trainwarden.detectors.logs.rules import shipped_rules
 from trainwarden.detectors.metrics.scores import MetricScorer
 from trainwarden.detectors.metrics.vote import ModelVote
@@ -27,6 +28,7 @@ from trainwarden.detectors.recorded.grids import RecordedSamples
 from trainwarden.detectors.recorded.metrics import MetricScores, ScoredGrid
 from trainwarden.detectors.recorded.stream import CUT_STEPS, Fact, ReplayStream
 from trainwarden.detectors.verdict.rule import EnsembleConfig
+from trainwarden.log_shapes import by_shape, unmasked
 from trainwarden.log_text import behind_prefixes
 from trainwarden.recorded.job import RecordedJob
 from trainwarden.records import HeartbeatRecord, IncidentRecord, IterationRecord, LogRecord, Record, Vote
@@ -37,12 +39,14 @@ FIRST: Final = 64  # windows of a job that is still being learnt
 HOLD_S: Final = 180.0  # a finding is undecided so long, and twice
 HOLD: Final = 32  # windows, where steps are long
 MOST_LINES: Final = 8  # of a window; more may be a storm
+THIN: Final = 2  # lines of one writer in a window, from which no storm comes while many windows pass
+MOST_SKIPPED: Final = CUT_STEPS * CUT_STEPS  # steps or windows, whichever are more
 KEPT: Final = 31  # steps of which the usual length is known
 FEWEST: Final = 16
 LIKE: Final = (0.8, 1.25)  # times the usual step
 MOST_SHAPES: Final = 4_096
 _DIGITS: Final = re.compile(r"[0-9]+")
-_INFINITE: Final = re.compile(r"(?i)\b-?(?:nan|inf(?:inity)?)\b")
+_shape_of = by_shape(lambda shape: _DIGITS.sub("0", unmasked(shape)))
 
 Progress = Callable[[float], None]
 """Called with the share of the work that is done, 0..1."""
@@ -310,8 +314,9 @@ class CalmStretches:
         if not calm or not quiet:
             self._left, self._until_s = HOLD, now_s + HOLD_S
         self._left = max(0, self._left - 1)
-        waits = not self._left and now_s > self._until_s and self._skipped < CUT_STEPS - 1
-        self._skipped = self._skipped + 1 if waits else 0
+        weight = max(map(_weight, records), default=1)
+        waits = not self._left and now_s > self._until_s and self._skipped + weight < MOST_SKIPPED
+        self._skipped = self._skipped + weight if waits else 0
         return waits
 
     def _calm(self, record: Record) -> bool:
@@ -330,7 +335,7 @@ class CalmStretches:
         return like
 
     def _says_nothing(self, line: str, rank: int | None) -> bool:
-        shape = _DIGITS.sub("0", line)
+        shape = _shape_of(line)
         known = self._shapes.get(shape)
         if known is not None:
             return known
@@ -338,6 +343,20 @@ class CalmStretches:
         rule = self._rules.match(line) or self._rules.match(rest)
         calm = (rule is None or rule.role == "benign") and self._endings.read(rest) is None
         if goes_on(line) and len(self._shapes) < MOST_SHAPES:  # other lines mean something by their numbers
-            calm = calm and _INFINITE.search(line) is None
+            calm = calm and all(math.isfinite(value) for _, value in printed(line))
             self._shapes[shape] = calm
         return calm
+
+
+def _weight(record: Record) -> int:
+    """How much of what may be skipped in a row a window with `record` is: its steps, or one of eight with many lines.
+
+    Examples
+    --------
+    >>> def of(*lines): return LogRecord(job="j", node="", source="x", ends=(), lines=lines, times_s=())
+    >>> _weight(of("a", "b")), _weight(of("a", "b", "c"))
+    (1, 8)
+    """
+    if isinstance(record, IterationRecord):
+        return max(1, len(record.steps))
+    return CUT_STEPS if isinstance(record, LogRecord) and len(record.lines) > THIN else 1

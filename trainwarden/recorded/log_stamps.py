@@ -5,32 +5,34 @@ from __future__ import annotations
 import calendar
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from trainwarden.log_shapes import SHAPES, masked, unmasked
 from trainwarden.recorded.job import Floats
 
 Flags = npt.NDArray[np.bool_]
 
-# Every pattern is tried at one place only, repeats single classes and has no repeat inside a repeat: linear time.
+# Every pattern is tried at one place only, repeats single classes and has no repeat inside a repeat: linear time. None
+# names a digit, so that the shape of a line tells which of them fit.
 _CLOCK = r"([0-9]{2}):([0-9]{2}):([0-9]{2}(?:[.,][0-9]{1,9})?)"
 _ISO = re.compile(
     r"([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2}(?:[.,][0-9]{1,9})?))?"
     r"(?: ?(Z|UTC|GMT|[+-][0-9]{2}:?[0-9]{2})\b)?"
 )
-_UNIX = re.compile(r"([12][0-9]{9}(?:\.[0-9]{1,9})?)(?![0-9A-Za-z_./:-])")
+_UNIX = re.compile(r"([0-9]{10}(?:\.[0-9]{1,9})?)(?![0-9A-Za-z_./:-])")
 _SYSLOG = re.compile(
     r"(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) (?:([0-9]{4}) )?"
     + _CLOCK
     + r"(?:(?: [A-Z]{3,4})? ([0-9]{4})\b)?"
 )
 # torchrun pads the month (E0603), c10's own logger does not (E603, ProcessGroupNCCL and TCPStore): month * 100 + day.
-_GLOG = re.compile(r"[IWEFC](1[0-2]|0[1-9]|[1-9])([0-9]{2}) " + _CLOCK)
+_GLOG = re.compile(r"[IWEFC]([0-9]{1,2})([0-9]{2}) " + _CLOCK)
 _KERNEL = re.compile(r"\[ {0,8}([0-9]{1,9}\.[0-9]{6})\] ?")
 _KMSG = re.compile(r"[0-9]{1,4},[0-9]{1,20},([0-9]{1,18}),[^;]{1,40};")
 # AWS Neuron's runtime names the month, CANN writes a process before the date and a dash behind it.
@@ -54,9 +56,15 @@ _STRAY_S = 3600.0
 _STRAY_LINES = 8
 _FEWEST_LATER = 3
 _YEAR_S = 365.2425 * 86_400.0
+# No stamp without a path before it ends farther on: 29 characters before it, two levels of 19, 45 of its own.
+_HEAD_CHARS = 120
+_MOST_HEAD_CHARS = 200
+_DATES = 4_096
 
 
 Clock = Literal["utc", "unzoned", "boot"]
+_Groups = Sequence[Any]
+"""Texts of a pattern's groups; None where one took no part."""
 
 
 class Stamp(NamedTuple):
@@ -142,48 +150,31 @@ class Stamps:
 
     def __init__(self, reference_s: float | None = None) -> None:
         self._near_s = reference_s
+        self._dates: dict[str, float] = {}  # times of the newest stamps with a year
         self.guessed = False  # a stamp without a year was read before anything said which year it is
         self.dated_s: float | None = None  # the first stamp with a year
         self.leap_s: float | None = None  # a 29th of February: it says which years are meant
 
     def read(self, text: str) -> Stamp:
         """The stamp that `text` begins with."""
-        head = text[:200]
-        start = _BEFORE.match(head).end()  # type: ignore[union-attr] # it matches the empty text too
-        found = self._wall(head, start) or self._after_level(head, start)
-        if found is not None:
-            return found
-        if head.startswith("[") and (match := _KERNEL.match(head)):
-            return Stamp(float(match[1]), match.end(), "boot")
-        if head[:1].isdigit() and (match := _KMSG.match(head)):
-            return Stamp(int(match[1]) / 1e6, match.end(), "boot")
+        for one in _possible(text):
+            written = text[one.start : one.stop]
+            time_s = self._dates.get(written) if one.clock != "boot" else None
+            if time_s is None:
+                time_s = one.time_of(self, [text[start:end] if end >= 0 else None for start, end in one.groups])
+                if math.isnan(time_s):
+                    continue
+                if one.time_of is Stamps._iso:
+                    if len(self._dates) >= _DATES:
+                        self._dates.clear()
+                    self._dates[written] = time_s
+            if one.clock != "boot":
+                self._near_s = time_s
+            return Stamp(time_s, one.end, one.clock)
         return _NO_STAMP
 
-    def _wall(self, head: str, start: int) -> Stamp | None:
-        """A stamp that begins at `start` exactly; its first character says of which kind."""
-        for pattern, time_of, clock in _KINDS_OF.get(head[start : start + 1], ()):
-            match = pattern.match(head, start)
-            if match is None or math.isnan(time_s := time_of(self, match)):
-                continue
-            self._near_s = time_s
-            end = match.end()
-            zoned = pattern is _ISO and match[7] is not None
-            return Stamp(time_s, end + 1 if head[end : end + 1] in ("]", ")") else end, "utc" if zoned else clock)
-        return None
-
-    def _after_level(self, head: str, start: int) -> Stamp | None:
-        """A stamp behind a level: ``INFO:2024-``, ``[NeMo W 2024-``, ``[INFO|trainer.py:9] 2024-``."""
-        for _ in range(2):
-            match = _LEVEL.match(head, start)
-            if match is None:
-                return None
-            start = match.end()
-            if head[start : start + 1].isdigit():
-                return self._wall(head, start)
-        return None
-
-    def _iso(self, match: re.Match[str]) -> float:
-        year, month, day, hours, minutes, seconds, zone = match.groups()
+    def _iso(self, groups: _Groups) -> float:
+        year, month, day, hours, minutes, seconds, zone = groups
         midnight_s = _midnight_s(int(year), int(month), int(day))
         return self._dated(midnight_s + _clock_s(hours, minutes, seconds or "0") - (_zone_s(zone) if zone else 0.0))
 
@@ -192,13 +183,13 @@ class Stamps:
             self.dated_s = time_s
         return time_s
 
-    def _named_month(self, match: re.Match[str]) -> float:
-        year, name, day, *clock = match.groups()
+    def _named_month(self, groups: _Groups) -> float:
+        year, name, day, hours, minutes, seconds = groups
         month = _MONTHS.get(name) or (int(name) if name.isdecimal() else 0)
-        return self._dated(_midnight_s(int(year), month, int(day)) + _clock_s(*clock))
+        return self._dated(_midnight_s(int(year), month, int(day)) + _clock_s(hours, minutes, seconds))
 
-    def _syslog(self, match: re.Match[str]) -> float:
-        name, day, year_before, hours, minutes, seconds, year_after = match.groups()
+    def _syslog(self, groups: _Groups) -> float:
+        name, day, year_before, hours, minutes, seconds, year_after = groups
         year = year_before or year_after
         of_day_s = _clock_s(hours, minutes, seconds)
         if name not in _MONTHS:
@@ -207,8 +198,10 @@ class Stamps:
             return self._dated(_midnight_s(int(year), _MONTHS[name], int(day)) + of_day_s)
         return self._without_year(_MONTHS[name], int(day), of_day_s)
 
-    def _glog(self, match: re.Match[str]) -> float:
-        month, day, hours, minutes, seconds = match.groups()
+    def _glog(self, groups: _Groups) -> float:
+        month, day, hours, minutes, seconds = groups
+        if not 1 <= int(month) <= 12:
+            return math.nan
         return self._without_year(int(month), int(day), _clock_s(hours, minutes, seconds))
 
     def _without_year(self, month: int, day: int, of_day_s: float) -> float:
@@ -217,22 +210,35 @@ class Stamps:
             self.guessed = True
             return _midnight_s(_UNKNOWN_YEAR, month, day) + of_day_s
         year = int(1970 + near_s / _YEAR_S)
+        if (month, day) != (2, 29):
+            time_s = _midnight_s(year, month, day) + of_day_s
+            if abs(time_s - near_s) < _YEAR_S / 4:  # of every other year it is farther
+                return time_s
         around = range(max(1, year - 4), min(9999, year + 5)) if (month, day) == (2, 29) else range(year - 1, year + 2)
         times_s = [time_s for y in around if not math.isnan(time_s := _midnight_s(y, month, day) + of_day_s)]
         time_s = min(times_s, key=lambda time_s: abs(time_s - near_s), default=math.nan)
         self.leap_s = time_s if (month, day) == (2, 29) else self.leap_s
         return time_s
 
-    def _unix(self, match: re.Match[str]) -> float:
+    def _unix(self, groups: _Groups) -> float:
         """Seconds; a number of ten digits far from the job's other times is a count of something else."""
-        time_s = float(match[1])
+        (digits,) = groups
+        if digits[0] not in "12":
+            return math.nan
+        time_s = float(digits)
         return math.nan if self._near_s is not None and abs(time_s - self._near_s) > _YEAR_S else time_s
 
-    def _mllog(self, match: re.Match[str]) -> float:
-        return self._dated(int(match[1]) / 1000.0)
+    def _mllog(self, groups: _Groups) -> float:
+        return self._dated(int(groups[0]) / 1000.0)
+
+    def _kernel(self, groups: _Groups) -> float:
+        return float(groups[0])
+
+    def _kmsg(self, groups: _Groups) -> float:
+        return int(groups[0]) / 1e6
 
 
-_Kind = tuple["re.Pattern[str]", Callable[[Stamps, "re.Match[str]"], float], Clock]
+_Kind = tuple["re.Pattern[str]", Callable[[Stamps, _Groups], float], Clock]
 _DIGIT_KINDS: tuple[_Kind, ...] = (
     (_ISO, Stamps._iso, "unzoned"), (_UNIX, Stamps._unix, "utc"), (_NEURON, Stamps._named_month, "unzoned"),
 )  # fmt: skip
@@ -244,6 +250,67 @@ _KINDS_OF: dict[str, tuple[_Kind, ...]] = {
     **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZ", _LETTER_KINDS),
     ":": ((_MLLOG, Stamps._mllog, "utc"),),
 }
+_SINCE_BOOT: dict[str, tuple[_Kind, ...]] = {
+    "[": ((_KERNEL, Stamps._kernel, "boot"),),
+    **dict.fromkeys("0123456789", ((_KMSG, Stamps._kmsg, "boot"),)),
+}
+
+
+class _Form(NamedTuple):
+    """A form of stamp that a line may begin with: whose time may still be none, as on the 31st of February."""
+
+    time_of: Callable[[Stamps, _Groups], float]
+    clock: Clock
+    start: int
+    stop: int
+    end: int  # with the bracket behind it
+    groups: tuple[tuple[int, int], ...]
+
+
+def _possible(text: str) -> tuple[_Form, ...]:
+    """The forms of stamp that `text` may begin with, in the order in which they are tried; remembered by shape."""
+    head = text[:_HEAD_CHARS]
+    if "|" in head or head.startswith(":::"):
+        head = text[:_MOST_HEAD_CHARS]
+    shape = masked(head)
+    found = _forms.get(shape)
+    if found is None:
+        if len(_forms) >= SHAPES:
+            _forms.clear()
+        found = _forms[shape] = tuple(_find_forms(unmasked(shape)))
+    return found
+
+
+def _find_forms(head: str) -> Iterator[_Form]:
+    before = _BEFORE.match(head)
+    start = before.end() if before else 0  # it matches the empty text too
+    yield from _forms_at(head, start, _KINDS_OF)
+    for _ in range(2):  # a stamp behind a level: ``INFO:2024-``, ``[NeMo W 2024-``, ``[INFO|trainer.py:9] 2024-``
+        level = _LEVEL.match(head, start)
+        if level is None:
+            break
+        start = level.end()
+        if head[start : start + 1].isdigit():
+            yield from _forms_at(head, start, _KINDS_OF)
+            break
+    yield from _forms_at(head, 0, _SINCE_BOOT)
+
+
+def _forms_at(head: str, start: int, kinds: Mapping[str, tuple[_Kind, ...]]) -> Iterator[_Form]:
+    """Those that begin at `start` exactly; the first character says of which kinds they are."""
+    for pattern, time_of, clock in kinds.get(head[start : start + 1], ()):
+        match = pattern.match(head, start)
+        if match is None:
+            continue
+        zoned = pattern is _ISO and match[7] is not None
+        end = match.end()
+        if clock != "boot" and head[end : end + 1] in ("]", ")"):
+            end += 1
+        groups = tuple(match.span(number + 1) for number in range(pattern.groups))
+        yield _Form(time_of, "utc" if zoned else clock, start, match.end(), end, groups)
+
+
+_forms: dict[bytes, tuple[_Form, ...]] = {}
 
 
 def zone_s(times_s: Sequence[float] | Floats, clocks: Sequence[Clock]) -> float:

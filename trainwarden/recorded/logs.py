@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Final, cast, overload
+from typing import Any, BinaryIO, Final, cast, overload
 
 import msgspec
 import numpy as np
@@ -102,7 +102,7 @@ def read_log(path: Path, file: str, reference_s: float | None = None) -> ReadLog
     """
     reference_s = reference_s if reference_s is not None and is_epoch(reference_s) else None
     with reading(file), opened(path) as stream:
-        if path.name.removesuffix(".gz").endswith(".jsonl"):
+        if _is_json(path):
             return _read_json(stream, file, reference_s)
         return _read_text(stream, file, reference_s)
 
@@ -124,8 +124,25 @@ def read_logs(folder: Path, names: Sequence[str], reference_s: float | None) -> 
         if read[place].year_guessed:
             # A file's last change is after all that it says: its stamps are of the year up to then.
             near_s = known_s if known_s is not None else (folder / file).stat().st_mtime - _HALF_YEAR_S
-            read[place] = read_log(folder / file, file, near_s)
+            read[place] = _once_more(read[place], folder / file, near_s)
     return read
+
+
+def _once_more(log: ReadLog, path: Path, near_s: float) -> ReadLog:
+    """The log with the year of its stamps, by a time near them."""
+    file = log.table.file
+    if _is_json(path):
+        return read_log(path, file, near_s)
+    return _read_lines(file, log.table.lines, near_s if is_epoch(near_s) else None, log.table.label, _rank_of(file))
+
+
+def _is_json(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(".jsonl")
+
+
+def _rank_of(file: str) -> int | None:
+    named = _RANK_IN_NAME.search(file)
+    return int(named[1]) if named else None
 
 
 def _lines(stream: BinaryIO, file: str) -> Iterator[bytes]:
@@ -182,9 +199,7 @@ def _as_utf8(stream: BinaryIO) -> BinaryIO:
 def _read_text(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:
     with _as_utf8(stream) as text:
         lines = stored(clean(line) for line in without_gaps(_lines(text, file)))
-    named = _RANK_IN_NAME.search(file)
-    rank = int(named[1]) if named else None
-    return _read_lines(file, lines, reference_s, label_of(lines), rank)
+    return _read_lines(file, lines, reference_s, label_of(lines), _rank_of(file))
 
 
 def _read_lines(
@@ -262,12 +277,12 @@ class _LineReader:
         nodes: list[str | None] = [None] * len(lines)
         ranks: list[int | None] = [self._rank] * len(lines)
         local: dict[int, int] = {}
+        same: dict[Any, Any] = {}  # one text and one number for all lines of a node or rank
         for place, line in enumerate(lines):
             if not line:
                 continue
             writer = writer_of(line, self._label)
-            rank, at_rank, rest = writer.rank, writer.local, writer.rest
-            nodes[place] = writer.node
+            rank, at_rank, rest, node = writer.rank, writer.local, writer.rest, writer.node
             stamp = self._stamps.read(rest)
             if not stamp.end and rank is None and (label := _NUMBERED.match(rest)):
                 # A single number and colon is a label at least where a stamp follows.
@@ -279,7 +294,7 @@ class _LineReader:
                 clocks.append(stamp.clock)
                 after = rest[stamp.end : stamp.end + 200]
                 inner = self._behind(after, named=rank is not None)
-                nodes[place] = _host(after) or inner.node or writer.node
+                node = _host(after) or inner.node or writer.node
                 rank, at_rank = (inner.rank, inner.local) if inner.named else (rank, at_rank)
             elif rank is None and (deeper := embedded(rest)) is not None:
                 rank, rest = deeper.rank, deeper.rest
@@ -287,14 +302,13 @@ class _LineReader:
                 rank = _rank_in_groups(rest[stamp.end : stamp.end + 300])
             if rank is None and at_rank is None:
                 rank, at_rank = self._died(rest)
-            nodes[place] = nodes[place] or self._node(rest, stamp.end)
+            node = node or self._node(rest, stamp.end)
+            nodes[place] = same.setdefault(node, node)
             if rank is not None:
-                ranks[place] = rank
+                ranks[place] = same.setdefault(rank, rank)
             elif at_rank is not None and self._rank is None:
                 local[place] = at_rank
-        times_s = np.full(len(lines), np.nan)
-        on_utc = _on_utc(np.frombuffer(stamps_s), clocks) if clocks else np.zeros(0)
-        times_s[np.array(stamped)] = np.where(strays(clocks, on_utc), np.nan, on_utc)
+        times_s = _times_s(len(lines), stamped, stamps_s, clocks)
         from_boot = tuple(place for place, clock in zip(stamped, clocks, strict=True) if clock == "boot")
         return ReadLog(LogTable(file, times_s, tuple(nodes), tuple(ranks), lines, self._label), from_boot, local)
 
@@ -350,6 +364,14 @@ def _rank_in_groups(text: str) -> int | None:
             return int(named[1])
         start = group.end()
     return None
+
+
+def _times_s(size: int, stamped: Sequence[int], stamps_s: array[float], clocks: Sequence[Clock]) -> Floats:
+    """Times of `size` lines, NaN where no stamp is or one that is no time of its line."""
+    times_s = np.full(size, np.nan)
+    on_utc = _on_utc(np.frombuffer(stamps_s), clocks) if clocks else np.zeros(0)
+    times_s[np.array(stamped, np.int64)] = np.where(strays(clocks, on_utc), np.nan, on_utc)
+    return times_s
 
 
 def _on_utc(stamps_s: Floats, clocks: Sequence[Clock]) -> Floats:

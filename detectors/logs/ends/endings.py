@@ -12,6 +12,7 @@ import re2
 
 from trainwarden.detectors.logs.device_lines import Tasks
 from trainwarden.errors import ConfigError
+from trainwarden.log_shapes import may_fit
 from trainwarden.records import MAX_LINE_CHARS
 
 ENDINGS_FILE: Final = Path(__file__).with_name("endings.toml")
@@ -112,10 +113,13 @@ class Endings:
                 raise ConfigError(f"{path}: ending {name}: {error}") from error
             self.rows.append(row)
         self._set.Compile()
+        self._may_fit = may_fit([row.pattern for row in self.rows], options)
 
     def read(self, line: str) -> Ending | None:
         """What `line` says by the first row that fits, None if it says nothing of an end."""
         line = line[:MAX_LINE_CHARS]
+        if not self._may_fit(line):
+            return None
         found = self._set.Match(line.encode(errors="replace"))
         if not found:
             return None

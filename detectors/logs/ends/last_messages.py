@@ -27,6 +27,7 @@ from trainwarden.records import EventRecord, IncidentKind
 
 _FACTS: Final = frozenset({"process_exit", "exception", "fatal_signal", "heartbeat_lost", "job_end"})
 MOST_LINES: Final = 1_000_000  # of one file, its last
+_PIECE: Final = 16_384  # lines whose order is a list at a time
 MAX_PREFIX: Final = 200
 FEWEST_HEARD: Final = 6  # most of a node of eight
 OUTLIVED_STEPS: Final = 3  # step lines of one writer after which nothing before them was the end
@@ -164,14 +165,16 @@ class _Reader:
 
     def lines(self) -> Iterator[tuple[Order, int, int]]:
         """Order, file and place of every line."""
-        orders = [
-            (float(times_s[place]), number, place)
-            for number, times_s in enumerate(self._times_s)
-            for place in range(max(0, times_s.size - MOST_LINES), times_s.size)
-        ]
-        orders.sort()
-        for order in orders:
-            yield order, order[1], order[2]
+        newest = [range(max(0, times_s.size - MOST_LINES), times_s.size) for times_s in self._times_s]
+        times_s = np.concatenate([np.zeros(0), *(all_s[-MOST_LINES:] for all_s in self._times_s)])
+        numbers = np.repeat(np.arange(len(newest)), [len(one) for one in newest])
+        places = np.concatenate([np.zeros(0, np.int64), *(np.arange(one.start, one.stop) for one in newest)])
+        order = np.lexsort((places, numbers, times_s))
+        for first in range(0, order.size, _PIECE):
+            part = order[first : first + _PIECE]
+            columns = times_s[part].tolist(), numbers[part].tolist(), places[part].tolist()
+            for time_s, number, place in zip(*columns, strict=True):
+                yield (time_s, number, place), number, place
 
     def text(self, table: int, place: int) -> str:
         """The line without its writer's prefixes."""

@@ -41,9 +41,10 @@ def line_times(log: LogTable, start_s: float) -> Floats:
         return np.asarray(start_s + UNSTAMPED_S * np.arange(log.times_s.size))
     first = float(log.times_s[known][0])
     times_s = np.asarray(np.maximum.accumulate(np.where(known, log.times_s, first)))
-    for before, behind in pairwise(np.flatnonzero(known).tolist()):
-        if behind - before > 1 and times_s[behind] - times_s[before] > WIDE_S:
-            _spread(times_s, log.lines, before, behind)
+    stamped = np.flatnonzero(known)
+    wide = (np.diff(stamped) > 1) & (np.diff(times_s[stamped]) > WIDE_S)
+    for number in np.flatnonzero(wide).tolist():
+        _spread(times_s, log.lines, int(stamped[number]), int(stamped[number + 1]))
     return times_s
 
 

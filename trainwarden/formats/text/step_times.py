@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -16,8 +17,28 @@ ROUNDED_S: Final = 10.0  # stamps of whole seconds are so far apart at least tha
 MOST_S: Final = 86_400.0
 BASIS: Final = "log"
 
-_Row = tuple[int, StepLine, float]
-"""Step, what its line says, and the line's stamp (NaN if it has none)."""
+
+class _Rows:
+    """Steps, what their lines say and the lines' stamps, NaN for what is not said: one number a cell, logs are long."""
+
+    def __init__(self) -> None:
+        self.step = array("q")
+        self.duration_s, self.rate, self.stamp_s = array("d"), array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def add(self, step: int, said: StepLine, stamp_s: float) -> None:
+        """A further step."""
+        self.step.append(step)
+        self.duration_s.append(_or_nan(said.duration_s))
+        self.rate.append(_or_nan(said.rate))
+        self.stamp_s.append(stamp_s)
+
+    def go_on(self, said: StepLine) -> None:
+        """What a further line says of the last step, if how long it took was not said."""
+        if math.isnan(self.duration_s[-1]):
+            self.duration_s[-1], self.rate[-1] = _or_nan(said.duration_s), _or_nan(said.rate)
 
 
 def steps_of(logs: Sequence[LogTable]) -> IterationTable | None:
@@ -26,12 +47,12 @@ def steps_of(logs: Sequence[LogTable]) -> IterationTable | None:
     A line's own time counts, else the rate of a run whose steps are all of one size, else the distance of the stamps.
     What every rank prints counts once. A step below the last one begins another life of the job.
     """
-    best: list[_Row] = []
+    best = _Rows()
     for log in logs:
         for rows in _by_trainer(log).values():
             if len(rows) > len(best):
                 best = rows
-    found = [_timed(life) for life in _lives(best)]
+    found = [_timed(best, np.array(life)) for life in _lives(best.step)]
     lives = [(number, life) for number, life in enumerate(found) if life is not None]
     if sum(life[0].size for _, life in lives) < FEWEST:
         return None
@@ -50,36 +71,38 @@ def steps_of(logs: Sequence[LogTable]) -> IterationTable | None:
     )  # fmt: skip
 
 
-def _by_trainer(log: LogTable) -> dict[str, list[_Row]]:
-    rows: dict[str, list[_Row]] = {}
+def _by_trainer(log: LogTable) -> dict[str, _Rows]:
+    rows: dict[str, _Rows] = {}
     for place, line in enumerate(log.lines):
-        if "Error" in line:
-            continue
         said = step_line(line)
-        if said is None:
+        if said is None or "Error" in line:
             continue
-        of_trainer = rows.setdefault(said.trainer, [])
+        of_trainer = rows.setdefault(said.trainer, _Rows())
         if said.step is not None or said.trainer == COUNTED:
             number = len(of_trainer) if said.step is None else said.step
-            of_trainer.append((number, said, float(log.times_s[place])))
-        elif of_trainer:  # a further line of the last step
-            step, before, stamp_s = of_trainer[-1]
-            of_trainer[-1] = (step, replace(said, step=step), stamp_s) if before.duration_s is None else of_trainer[-1]
+            of_trainer.add(number, said, float(log.times_s[place]))
+        elif len(of_trainer):
+            of_trainer.go_on(said)
     return rows
 
 
-def _lives(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Rows of one life each, one for each step."""
-    life: list[_Row] = []
-    for row in rows:
-        if life and row[0] == life[-1][0]:
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _lives(steps: Sequence[int]) -> Iterator[array[int]]:
+    """Places of the rows of one life each, one for each step."""
+    life, of_life = array("q"), array("q")
+    for place, step in enumerate(steps):
+        if of_life and step == of_life[-1]:
             continue
-        if life and row[0] < life[-1][0]:
-            if any(one[0] == row[0] for one in life[-64:]):
+        if of_life and step < of_life[-1]:
+            if step in of_life[-64:]:
                 continue  # another rank is a little behind
             yield life
-            life = []
-        life.append(row)
+            life, of_life = array("q"), array("q")
+        life.append(place)
+        of_life.append(step)
     if life:
         yield life
 
@@ -104,15 +127,14 @@ def _far_enough_apart(stamps_s: Floats) -> Ints:
     return np.array(kept, np.int64)
 
 
-def _timed(life: Sequence[_Row]) -> tuple[Ints, Floats, Ints, Floats] | None:
+def _timed(rows: _Rows, life: Ints) -> tuple[Ints, Floats, Ints, Floats] | None:
     """Steps, seconds of a step, how many steps a row stands for, and stamps; None where nothing tells the times."""
     if len(life) < 2:
         return None
-    step = np.array([row[0] for row in life], np.int64)
-    stamps_s = np.array([row[2] for row in life])
+    step = np.array(rows.step, np.int64)[life]
+    stamps_s = np.array(rows.stamp_s)[life]
     steps = np.diff(step, prepend=step[0] - int(np.median(np.diff(step))))
-    said_s = np.array([np.nan if row[1].duration_s is None else row[1].duration_s for row in life])
-    rate = np.array([np.nan if row[1].rate is None else row[1].rate for row in life])
+    said_s, rate = np.array(rows.duration_s)[life], np.array(rows.rate)[life]
     if not (np.isfinite(said_s).mean() > 0.5 or np.isfinite(rate).mean() > 0.5):
         wide = _far_enough_apart(stamps_s)
         step, stamps_s, said_s, rate = step[wide], stamps_s[wide], said_s[wide], rate[wide]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
+
+from trainwarden.log_shapes import by_shape, unmasked
 
 MAX_CHARS: Final = 8_192  # of a line; verl's have thousands
 _N: Final = r"([0-9]{1,12}(?:\.[0-9]{1,9})?(?:[eE][-+]?[0-9]{1,3})?)"
@@ -117,6 +120,12 @@ _RATE: Final = re.compile(
     r"(?i)\b([0-9][0-9,]{0,14}(?:\.[0-9]{1,9})?)(k?) ?(?:tok(?:en)?s?|samples?|examples?|seqs?)/s(?:ec(?:ond)?)?\b"
 )
 _COMPILED: Final = tuple((row.name, row.word, re.compile(row.pattern)) for row in TRAINERS)
+# Who may have written a line: levanter's pattern alone wants a digit that it names, 0, as every digit of a shape is.
+_possible = by_shape(lambda shape: tuple(_fitting(unmasked(shape))))
+
+
+def _fitting(line: str) -> Iterator[tuple[str, re.Pattern[str]]]:
+    return ((name, pattern) for name, word, pattern in _COMPILED if word in line and pattern.search(line))
 
 
 def step_line(line: str) -> StepLine | None:
@@ -131,8 +140,8 @@ def step_line(line: str) -> StepLine | None:
     """
     if len(line) > MAX_CHARS:
         return None
-    for name, word, pattern in _COMPILED:
-        if word in line and (match := pattern.search(line)):
+    for name, pattern in _possible(line):
+        if match := pattern.search(line):
             said = _said(name, match.groupdict())
             return _lasted(said, line) if name == _PLAIN else said
     return None

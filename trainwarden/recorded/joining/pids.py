@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from trainwarden.log_shapes import by_shape, unmasked
 from trainwarden.log_text import Writer, writer_of
 from trainwarden.recorded.job import LogTable
 
@@ -77,7 +78,7 @@ def processes_of(tables: Iterable[LogTable], local: Sequence[Mapping[int, int]])
     for table, of_local in zip(tables, local, strict=True):
         row: int | None = None
         for place, line in enumerate(table.lines):
-            if "pid" not in line and "PID" not in line and "nranks" not in line and "rank" not in line:
+            if not _may_tell(line):
                 continue
             pid, rank, worker = _named(line, row, of_local)
             row = int(match[1]) if (match := _ROW.match(line)) else row if pid is None else None
@@ -91,6 +92,17 @@ def processes_of(tables: Iterable[LogTable], local: Sequence[Mapping[int, int]])
             if "exit" in line and np.isfinite(table.times_s[place]):
                 ended_s.setdefault(pid, float(table.times_s[place]))
     return Processes({pid: rank for pid, rank in found.items() if rank is not None}, ended_s, of_workers)
+
+
+def _tells(line: str) -> bool:
+    """Whether `line` names a process or a rank of torchrun's table; no digit means anything for that."""
+    if "pid" not in line and "PID" not in line and "nranks" not in line and "rank" not in line:
+        return False
+    matched = any(pattern.match(line) for pattern in (_ROW, _OF_ROW))
+    return matched or any(pattern.search(line) for pattern in (_LOCAL, _RAY, *_GLOBAL))
+
+
+_may_tell = by_shape(lambda shape: _tells(unmasked(shape)))
 
 
 def _named(line: str, row: int | None, of_local: Mapping[int, int]) -> tuple[int | None, int | None, Writer | None]:

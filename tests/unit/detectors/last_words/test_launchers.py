@@ -104,7 +104,7 @@ def test_of_a_line_without_a_prefix_no_pattern_of_one_is_tried(monkeypatch: pyte
     for line in (step, f"2026-01-01 10:00:00,1 [INFO] {step}", f"[2026-01-01 10:00:00] {step}"):
         assert (log_text.behind_prefixes(line, None), tried) == (line, [])
     assert (log_text.behind_prefixes(step, 3), tried) == (step, [])
-    log_text.behind_prefixes("[rank3]: x", 3)
+    log_text.behind_prefixes(f"[rank3]: {'x' * 1_500}", 3)  # no shape is remembered of such a long line
     assert tried
 
 
@@ -181,3 +181,21 @@ def test_a_stall_of_hours_before_is_not_the_cause_of_an_end(tmp_path: Path) -> N
     end = "[2026-11-04 11:59:00] mpirun detected that one or more processes exited with non-zero status, thus causing"
     (incident,) = judged(tmp_path, {"train.log": [*stall, *after, end]})
     assert (incident.kind, [one.rank for one in incident.suspects]) == ("crash", [None])
+
+
+@pytest.mark.parametrize("name", ["", "train - "])
+def test_a_traceback_inside_a_loggers_lines_is_the_cause(tmp_path: Path, name: str) -> None:
+    stamp = "2026-01-02 03:04:{second:02d},678 - "
+    steps = [stamp.format(second=step) + f"train - INFO - step {step} loss {2 - step / 100:.3f}" for step in range(20)]
+    lines = [stamp.format(second=30) + f"{name}ERROR - {line}" for line in raised(0, "KeyError: 'tokens'", "")]
+    (one,) = judged(tmp_path, {"logs.txt": [*steps, *lines]})
+    assert (one.kind, "KeyError: 'tokens'" in one.reason) == ("exception", True)
+    went_on = [line.replace("03:04", "03:05") for line in steps]
+    assert judged(tmp_path, {"logs.txt": [*steps, *lines, *went_on]}) == []
+
+
+def test_colossalais_last_line_says_that_a_process_failed(tmp_path: Path) -> None:
+    (row,) = (row for row in shipped_endings().rows if row.id == "colossalai.failed")
+    steps = [f"step {step} loss {2 - step / 100:.3f}" for step in range(20)]
+    (one,) = judged(tmp_path, {"logs.txt": [*steps, row.sample]})
+    assert (one.kind, [suspect.rank for suspect in one.suspects]) == ("crash", [None])
