@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .last_words import send_datagram
+from .last_words import exception_fact, send_datagram
 from .layout import (
     FILE_BYTES,
     LATE_STEPS,
@@ -67,8 +67,8 @@ from .watches.groups import ranks_text
 __all__ = [
     "FILE_BYTES", "LATE_STEPS", "MAGIC", "PAUSE_RING", "PHASES", "POOL_STEPS", "RING", "ROLES", "SOURCES", "VERSION",
     "CallPeriod", "Header", "Hook", "MicroBatch", "MicroBatchPlan", "Pause", "Phase", "Step", "TrainingShare",
-    "autoload", "headers_in", "hide", "iteration", "micro_batches", "phase", "ranks_text", "read_header", "read_pauses",
-    "read_steps", "send_datagram", "set_step",
+    "autoload", "exception_fact", "headers_in", "hide", "iteration", "micro_batches", "phase", "ranks_text",
+    "read_header", "read_pauses", "read_steps", "send_datagram", "set_step",
 ]  # fmt: skip
 
 

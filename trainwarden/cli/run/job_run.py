@@ -340,8 +340,9 @@ class JobRun:
         seen = watched(view, self.run_dir, self.started_at_s, followed=self._followed)
         own = "detector" in self._services
         blind = blindness(
-            seen, self._lost.values(), bus=self.bus_address, own_detector=own, failed=bool(found and exit_code)
-        )
+            seen, self._lost.values(), bus=self.bus_address, own_detector=own, failed=bool(found and exit_code),
+            untrained=view.untrained(),
+        )  # fmt: skip
         made = {
             "job": self.settings.job,
             "answer": answer_of(found, blind),

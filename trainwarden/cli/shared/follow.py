@@ -35,6 +35,7 @@ Step = dict[str, Any]
 MAX_ROWS: Final = 200_000  # steps of ranks that are kept, some 80 MB: a run may go on for months
 MAX_RECORDS: Final = 10_000  # verdicts, events and actions
 MAX_NAMES: Final = 10_000  # of metrics
+MAX_UNTRAINED: Final = 3  # programs that are named, the newest
 
 
 class JobView:
@@ -167,6 +168,13 @@ class JobView:
         """The starts of processes that have a rank's name without being its trainer."""
         starts = (event for event in self.events if event.kind == "process_start" and "beside" in event.fields)
         return [event for event in starts if event.fields.get("incarnation") not in self._trainers]
+
+    def untrained(self) -> list[str]:
+        """Of programs that have not trained: who has ended badly without being accused, and who is still there."""
+        newest = {event.fields.get("incarnation"): event for event in self.events if "untrained" in event.fields}
+        trained = {pid for beat in self.heartbeats.values() for pid in beat.pids}
+        there = [event for event in newest.values() if event.kind == "process_begun" or "excused" in event.fields]
+        return [event.message for event in there if event.fields.get("pid") not in trained][-MAX_UNTRAINED:]
 
     def incident_objects(self) -> list[dict[str, Any]]:
         """Incidents in the order they opened, as JSON objects."""

@@ -15,6 +15,7 @@ from trainwarden.records import EventRecord, IncidentRecord
 
 GONE_S: Final = 5.0  # all ranks have ended for so long: a launcher that starts them again does so sooner
 UNJUDGED_S: Final = 60.0  # a live detector gives a verdict every few seconds
+NO_STEP: Final = "torch must train in the job's own Python, or the script marks its steps (docs/training_loops.md)"
 UNSEEN_END: Final = Blind("the command that watched it was killed, so how it ended is not known", "run it again")
 _COLUMNS: Final = ("job", "state", "answer", "ranks", "step", "s/iteration", "incidents")
 
@@ -42,7 +43,10 @@ def state_of(view: JobView, now_s: float, *, killed: bool = False) -> JobState:
     """
     gone = all_ranks_gone(view, now_s)
     ended = view.ended or killed or gone
-    incidents = [one for one in view.incidents.values() if one.state != "closed" or "closed" in one.evidence]
+    begun_s = max((one.time_s for one in view.events if one.kind == "process_start"), default=0.0)
+    stand = (one for one in view.incidents.values() if "closed" in one.evidence and (one.closed_at_s or 0.0) >= begun_s)
+    stood = {one.id for one in stand}
+    incidents = [one for one in view.incidents.values() if one.state != "closed" or one.id in stood]
     failed = bool(view.exit_code) and not view.interrupted
     words = "running" if view.ranks() else "no ranks yet"  # services may wait for their job
     if view.ended:
@@ -121,10 +125,11 @@ def _blind(view: JobView, now_s: float, *, ended: bool) -> Blind | None:
     if not ended and now_s - newest_s > UNJUDGED_S:
         return Blind(f"the detector has not judged it for {now_s - newest_s:,.0f} s", "see trainwarden doctor")
     if not view.steps_done():
+        if untrained := view.untrained():
+            return Blind("; ".join(("no training step was seen", *untrained)), NO_STEP)
         if not view.ranks() and not ended:
             return Blind(
                 "no rank was seen", "start the job: trainwarden up says how one joins (docs/training_loops.md)"
             )
-        remedy = "torch must train in the job's own Python, or the script marks its steps (docs/training_loops.md)"
-        return Blind("no training step was seen", remedy)
+        return Blind("no training step was seen", NO_STEP)
     return None
