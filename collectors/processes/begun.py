@@ -26,16 +26,17 @@ from typing import Final
 
 import msgspec
 
+from trainwarden import rundir
 from trainwarden.clock import Clock
 from trainwarden.collectors.processes.exit_status import ExitStatus, exit_status
-from trainwarden.collectors.ranks import ProcessFinder, hook_files
+from trainwarden.collectors.ranks import ProcessFinder, hook_files, stat_fields
 from trainwarden.protocols import JsonObject, Scope
 from trainwarden.records import EventKind, EventRecord, Phase, Rank
 from trainwarden.torchrun.files import read_part
 
 HOLD_S: Final = 3.0  # a shell, or a person's loop, starts the next program sooner
 SLACK_S: Final = 0.25  # an end is seen so much later, and starts are told in ticks of 10 ms
-NOTED_S: Final = 10.0  # a program that has lived so long without training is told of
+NOTED_S: Final = (10.0, 60.0, 300.0, 1800.0)  # a program that has lived so long without training is told of
 FORGET_S: Final = 60.0  # torchrun's plug-in reads the file as well
 LATE_S: Final = 60.0  # what ended longer ago, unseen, is of another day
 MAX_BYTES: Final = 65_536
@@ -78,7 +79,8 @@ class Begun(msgspec.Struct, frozen=True):
     ticks: int
     namespace: int
     rank: Rank
-    parent: int = 0
+    parent: int = 0  # the nearest program of the job above it
+    ppid: int = 0
     is_rank: bool = False
     launched: bool = False
     script: str = ""
@@ -145,9 +147,10 @@ class _Program(msgspec.Struct):
     pidfd: int = -1
     status: ExitStatus | None = None  # of an ended one
     ended_s: float | None = None
+    launched: bool = False  # a launcher's own child: a rank for sure
     trained: bool = False
     told: bool = False  # its bad end
-    noted: bool = False  # that it has begun
+    noted: int = 0  # how often it was told that it does not train
     settled_s: float | None = None
 
     @property
@@ -253,6 +256,7 @@ class BegunPrograms:
             return  # not whole yet
         begun, words, code = found
         one = _Program(path, begun, min(now_s, begun.start_monotonic_s), words, code)
+        one.launched = begun.launched or (begun.is_rank and begun.ppid == self._torchrun())
         sight = self._finder.look(begun)
         if sight.state == "":
             return  # not to be seen from here, or not yet
@@ -263,6 +267,13 @@ class BegunPrograms:
             return
         self._end(one, ExitStatus(), now_s)
         one.settled_s = now_s if one.ended_s is None or now_s - one.ended_s > LATE_S else None
+
+    def _torchrun(self) -> int | None:
+        """The pid of the torchrun of our rendezvous, which leaves no file of a program here."""
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            pid = msgspec.json.decode(read_part(self._run_dir / rundir.TORCHRUN, 0, MAX_BYTES)).get("pid")
+            return pid if isinstance(pid, int) and pid > 0 else None
+        return None
 
     def ends(self) -> None:
         """See which programs have ended."""
@@ -299,20 +310,32 @@ class BegunPrograms:
             if one.settled_s is not None and mono_s - one.settled_s >= FORGET_S:
                 self._forget(name, one)
         pending = [one for one in self._programs.values() if one.settled_s is None]
-        for one in sorted(pending, key=lambda one: (not one.begun.launched, one.began_s)):
+        for one in sorted(pending, key=lambda one: (not one.launched, one.began_s)):
             if one.ended_s is None:
-                if not one.noted and mono_s - one.began_s >= NOTED_S and self._may_train(one):
-                    one.noted = True
-                    yield self._event("process_begun", one, now_s, f"{_who(one)} runs and has not trained yet")
+                yield from self._note(one, now_s, mono_s - one.began_s)
             elif one.trained or not (one.failed or one.silent):
                 one.settled_s = mono_s
-            elif one.begun.launched:
+                if one.noted and not one.trained:
+                    yield self._excused(one, now_s, "it did not fail")
+            elif one.launched:
                 one.settled_s, one.told = mono_s, True
                 yield from self._told(one, now_s, exits=exits)
             elif one.top or one.begun.is_rank:
                 yield from self._last_word(one, now_s, mono_s)
             elif self._is_over(one):
                 one.settled_s = mono_s
+
+    def _note(self, one: _Program, now_s: float, for_s: float) -> Iterator[EventRecord]:
+        """Tell that a program runs and does not train; what it has used tells who sleeps and who works."""
+        passed = sum(for_s >= noted_s for noted_s in NOTED_S)
+        if passed > one.noted and self._may_train(one):
+            one.noted = passed
+            used = stat_fields(f"/proc/{one.pid}/stat")
+            used_s = sum(map(int, used[11:13])) / _TICKS if used else 0.0
+            said = (
+                f"{_who(one)} has run for {NOTED_S[passed - 1]:.0f} s and not trained yet, {used_s:.1f} s on processors"
+            )
+            yield self._event("process_begun", one, now_s, said, for_s=NOTED_S[passed - 1])
 
     def _may_train(self, one: _Program) -> bool:
         started_ranks = any(other.begun.is_rank for other in self._below(one))
@@ -332,13 +355,14 @@ class BegunPrograms:
             return  # the end of the command tells more
         excuse = self._excuse(one) or ("how it ended is not known" if one.silent else "")
         if excuse:
-            yield self._event(
-                "process_exit", one, now_s, f"{one.begun.script} ended before it trained: {one.how}", rank=None,
-                excused=excuse,
-            )  # fmt: skip
+            yield self._excused(one, now_s, excuse)
         else:
             one.told = True
             yield from self._told(one, now_s, exits=True)
+
+    def _excused(self, one: _Program, now_s: float, excuse: str) -> EventRecord:
+        said = f"{one.begun.script} ended before it trained: {one.how}"
+        return self._event("process_exit", one, now_s, said, rank=None, excused=excuse)
 
     def _excuse(self, one: _Program) -> str:
         """Why a program that ended badly is not what the job has failed by; empty if it is."""
@@ -383,7 +407,7 @@ class BegunPrograms:
         return found
 
     def _told(self, one: _Program, now_s: float, *, exits: bool) -> Iterator[EventRecord]:
-        words = self._words(one) if not one.begun.launched else one.own_words
+        words = self._words(one) if not one.launched else one.own_words
         if words is not None:
             fields = msgspec.to_builtins(words)
             text, time_s = fields.pop("message"), fields.pop("time_s")
@@ -406,7 +430,8 @@ class BegunPrograms:
             "began_s": self._clock.now_s() - age_s,
         }  # fmt: skip
         return EventRecord(
-            id=f"{first}/{self._scope.node}/{begun.incarnation}", job=self._scope.job, node=self._scope.node,
+            id=f"{first}/{self._scope.node}/{begun.incarnation}" + (f"/{one.noted}" if kind == "process_begun" else ""),
+            job=self._scope.job, node=self._scope.node,
             time_s=time_s, kind=kind, rank=begun.rank if rank == -1 else rank, message=message[:2000],
             fields={**facts, **fields},  # type: ignore[dict-item]
         )  # fmt: skip

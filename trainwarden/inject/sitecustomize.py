@@ -144,7 +144,8 @@ class _Begun:
         who = (("is_rank", is_rank), ("launched", launched))
         script = "".join(sign if sign.isalnum() or sign in " ._-" else "?" for sign in os.path.basename(program))
         line = (
-            f'{{"pid": {self.pid}, "ticks": {ticks}, "namespace": {namespace}, "rank": {rank}, "parent": {parent}, '
+            f'{{"pid": {self.pid}, "ticks": {ticks}, "namespace": {namespace}, "rank": {rank}, '
+            f'"parent": {parent}, "ppid": {os.getppid()}, '
             + "".join(f'"{name}": {str(value).lower()}, ' for name, value in who)
             + f'"script": "{script[:200]}"}}\n'
         )

@@ -51,6 +51,7 @@ log = logging.getLogger("trainwarden.cli")
 
 EMBEDDED: Final = "embedded"  # without a path: the run's own
 LOOK_S = 0.1
+UNTRAINED_S: Final = 60.0  # imports take less, unless all of a node's ranks read them from a network
 DRAIN_S = 8.0
 LAST_WORDS_S = 1.5  # longer than detection holds an exception that may be the echo of another rank's death
 _STOPS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
@@ -170,6 +171,7 @@ class JobRun:
         self._lost: dict[str, Blind] = {}
         self._end: EventRecord | None = None
         self._page: PageBeside | None = None
+        self._idle: set[str] = set()  # sentences about programs that do not train, which were said
         self.beside: set[int] = set()
         self._orphans, self.buries = OrphansOfAll(), True
 
@@ -269,6 +271,10 @@ class JobRun:
         try:
             self.follower.poll(LOOK_S)
             self._followed = True
+            for sentence in self.follower.view.idle(UNTRAINED_S):
+                if sentence not in self._idle:
+                    self._idle.add(sentence)
+                    voice.say(f"trainwarden: NOT JUDGED so far: {sentence}")
         except Exception as error:  # noqa: BLE001 - of anything at all
             self._blind = True
             why = f"watching has ended ({type(error).__name__}: {error})"
