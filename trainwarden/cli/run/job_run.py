@@ -30,6 +30,7 @@ from trainwarden.cli.run.outcome.job_answer import (
     watched,
 )
 from trainwarden.cli.run.outcome.last_look import last_look
+from trainwarden.cli.run.outcome.left_behind import left_behind
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.answers import Blind
 from trainwarden.cli.shared.extras import check_services
@@ -345,6 +346,9 @@ class JobRun:
         found = self._conclude(exit_code)
         seen = watched(view, self.run_dir, self.started_at_s, followed=self._followed)
         own = "detector" in self._services
+        hook = (self.run_dir / rundir.HOOK).resolve()
+        if self._end is not None and (left := left_behind(hook, self.beside | self.stack.pids(), seen.steps)):
+            self._lost.setdefault("command", left)
         blind = blindness(
             seen, self._lost.values(), bus=self.bus_address, own_detector=own, failed=bool(found and exit_code),
             untrained=view.untrained(),
