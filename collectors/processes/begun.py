@@ -209,6 +209,7 @@ class BegunPrograms:
         self._alive_s: dict[str, float] = {}  # trainers, by file name: when they were last seen alive
         self._command: bool | None = None  # whether a command is watched, and goes on: None: there is none
         self._exit_code: int | None = None
+        self._interrupted = False  # a person or a scheduler has ended the command
 
     @property
     def fds(self) -> list[int]:
@@ -298,10 +299,11 @@ class BegunPrograms:
     def follow(self, event: EventRecord) -> None:
         """See the begin and the end of a watched command."""
         if event.kind == "job_start":
-            self._command, self._exit_code = True, None
+            self._command, self._exit_code, self._interrupted = True, None, False
         elif event.kind == "job_end":
             code = event.fields.get("exit_code")
             self._command, self._exit_code = False, code if isinstance(code, int) else None
+            self._interrupted = bool(event.fields.get("interrupted"))
 
     def news(self, now_s: float, *, exits: bool) -> Iterator[EventRecord]:
         """What is to be told now; `exits`: nobody else tells how ranks end."""
@@ -318,12 +320,18 @@ class BegunPrograms:
                 if one.noted and not one.trained:
                     yield self._excused(one, now_s, "it did not fail")
             elif one.launched:
-                one.settled_s, one.told = mono_s, True
-                yield from self._told(one, now_s, exits=exits)
+                if not self._awaits_end(one, mono_s):
+                    one.settled_s, one.told = mono_s, not self._interrupted
+                    yield from () if self._interrupted else self._told(one, now_s, exits=exits)
             elif one.top or one.begun.is_rank:
                 yield from self._last_word(one, now_s, mono_s)
             elif self._is_over(one):
                 one.settled_s = mono_s
+
+    def _awaits_end(self, one: _Program, mono_s: float) -> bool:
+        """Whether the end of the command may tell that a killed rank was stopped: launchers end so what is left."""
+        killed = one.status is not None and one.status.signal == "SIGKILL"
+        return killed and self._command is True and mono_s - (one.ended_s or 0.0) < HOLD_S
 
     def _note(self, one: _Program, now_s: float, for_s: float) -> Iterator[EventRecord]:
         """Tell that a program runs and does not train; what it has used tells who sleeps and who works."""
@@ -351,7 +359,7 @@ class BegunPrograms:
         if not over and mono_s - (one.ended_s or 0.0) < HOLD_S:
             return
         one.settled_s = mono_s
-        if over and self._exit_code:
+        if over and (self._exit_code or self._interrupted):
             return  # the end of the command tells more
         excuse = self._excuse(one) or ("how it ended is not known" if one.silent else "")
         if excuse:

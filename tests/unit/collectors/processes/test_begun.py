@@ -70,7 +70,7 @@ class Job:
                     return found[0]
         raise AssertionError(f"{name} has left no file")
 
-    def command(self, kind: str, **fields: int) -> None:
+    def command(self, kind: str, **fields: int | str) -> None:
         event = EventRecord(id=f"{kind}/1", job="job", node="n0", time_s=1.0, kind=kind, fields=fields)
         with (self.run_dir / "events.jsonl").open("ab") as file:
             file.write(EVENTS.encode(event) + b"\n")
@@ -213,6 +213,19 @@ def test_a_rank_of_a_launcher_is_told_at_once_and_its_launcher_not_at_all(job: J
     job.run(LAUNCHES, "launch.py", "train.py")
     assert job.told() == [("process_exit", 1, "rank 1 (train.py) ended before it trained: exit code 3")]
     assert [(kind, rank) for kind, rank, _ in job.told(HOLD_S)] == [("process_exit", None)]
+
+
+def test_a_rank_that_its_launcher_killed_at_an_interruption_has_not_failed(job: Job) -> None:
+    (job.folder / "train.py").write_text(WAITS)
+    job.command("job_start")
+    launcher = job.start(LAUNCHES, "launch.py", "train.py")
+    rank = job.begun("train.py")
+    job.told()
+    os.kill(rank.pid, signal.SIGKILL)
+    launcher.wait(60)
+    assert job.told() == []
+    job.command("job_end", exit_code=130, interrupted="SIGINT")
+    assert job.told() == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind
 from trainwarden.cli.shared.follow import JobView
 from trainwarden.cli.shared.formatting import counted
-from trainwarden.cli.shared.kept_runs import KeptRun
+from trainwarden.cli.shared.kept_runs import KeptRun, killed_jobs
 from trainwarden.records import EventRecord, IncidentRecord
 
 GONE_S: Final = 5.0  # all ranks have ended for so long: a launcher that starts them again does so sooner
@@ -33,13 +33,15 @@ class JobState(msgspec.Struct, frozen=True):
     blind: Blind | None = None
 
 
-def state_of(view: JobView, now_s: float, *, killed: bool = False) -> JobState:
+def state_of(view: JobView, now_s: float, *, killed: bool = False, left: Blind | None = None) -> JobState:
     """The state of the job of `view`.
 
     Parameters
     ----------
     killed : bool
         The command that watched it is gone without a word.
+    left : Blind, optional
+        Why the command that watched it has not judged it to its end, as its kept run says.
     """
     gone = all_ranks_gone(view, now_s)
     ended = view.ended or killed or gone
@@ -57,7 +59,8 @@ def state_of(view: JobView, now_s: float, *, killed: bool = False) -> JobState:
         words = "ended (ranks gone)" if gone else "ended (killed)"
     if incidents or failed:
         return JobState(ended, words, INCIDENT, incidents)
-    blind = UNSEEN_END if killed and not view.ended and not gone else _blind(view, now_s, ended=ended)
+    unseen = UNSEEN_END if killed and not view.ended and not gone else left
+    blind = unseen or _blind(view, now_s, ended=ended)
     return JobState(ended, words, HEALTHY if blind is None else NOT_JUDGED, incidents, blind)
 
 
@@ -83,19 +86,24 @@ def watched(view: JobView) -> str:
     return f"{', '.join(parts)} judged for {seconds:,.0f} s by {', '.join(sorted(votes))}"
 
 
-def unjudged(views: Iterable[JobView], now_s: float, killed: Collection[str] = ()) -> dict[str, Blind]:
-    """The jobs about which the silence of the detectors means nothing, and why."""
-    states = {view.job: state_of(view, now_s, killed=view.job in killed) for view in views}
+def unjudged(views: Iterable[JobView], now_s: float, runs: Collection[KeptRun] = ()) -> dict[str, Blind]:
+    """The jobs about which the silence of the detectors means nothing, and why; `runs` are those kept here."""
+    killed, left = killed_jobs(runs), left_unjudged(runs)
+    states = {
+        view.job: state_of(view, now_s, killed=view.job in killed, left=left.get(view.job)) for view in views
+    }  # fmt: skip
     return {job: state.blind for job, state in states.items() if state.blind is not None}
 
 
 def left_unjudged(runs: Iterable[KeptRun]) -> dict[str, Blind]:
-    """Why `runs` were not judged, by job, as they have written down themselves."""
+    """Why `runs`, the newest first, were not judged, by job, as they have written down themselves."""
     found: dict[str, Blind] = {}
+    seen: set[str] = set()
     for run in runs:
         reasons = (run.about.result or {}).get("not_judged") or ()
-        if reasons:
-            found.setdefault(run.about.job, msgspec.convert(reasons[0], Blind))
+        if reasons and run.about.job not in seen:
+            found[run.about.job] = msgspec.convert(reasons[0], Blind)
+        seen.add(run.about.job)
     return found
 
 
