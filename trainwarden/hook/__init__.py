@@ -4,8 +4,8 @@ Whoever wants it in an image takes it as one file, which imports nothing of ours
 trainwarden_hook.py``; then ``import trainwarden_hook; trainwarden_hook.autoload()`` after ``import torch``.
 
 It comes in by environment alone: torch (2.5 and newer) calls the entry point `autoload` at the end of
-``import torch``; ``inject/sitecustomize.py`` on PYTHONPATH does it for older ones. It does nothing unless
-``TRAINWARDEN_HOOK_DIR`` names a folder, and writes nothing before the first collective, backward pass or
+``import torch``; ``inject/sitecustomize.py`` on PYTHONPATH does it for older ones, and notes programs that fail
+before they train. The hook does nothing unless ``TRAINWARDEN_HOOK_DIR`` names a folder, and writes nothing before the first collective, backward pass or
 explicit mark, so launchers and data-loader workers leave no trace. Nothing here raises into training,
 blocks or makes a system call on a step's path: a step is a few stores into a memory-mapped file,
 ``rank-<rank>-<pid>.hook``, which outlives SIGKILL and tells the agent what the process is doing now.

@@ -6,7 +6,7 @@ hook is loaded from beside this folder, where its package lies or, in an image, 
 which this file hides, is run as if this one were not there. Runs on Python 3.9 and newer.
 
 A process that fails before it trains has no hook file. So each program that begins leaves ``rank-<rank>-<pid>.begun``,
-one JSON object a line: who it is, then the exception or the exit code that ended it. One that ends well removes it.
+one JSON object a line: who it is, then the exception or the exit code that ended it. One that ends well alone removes it.
 The agent judges (`trainwarden.collectors.processes.begun`). One-liners (``-c``), among them multiprocessing's workers,
 and interactive sessions leave nothing.
 """
@@ -198,8 +198,10 @@ class _Begun:
         try:
             if os.getpid() != self.pid or self.told:
                 return
-            if self.code:
-                self._write(b'{"code": %d}\n' % self.code)
+            folder, own = os.path.split(self.path)
+            follows = any(name.endswith(".begun") and name != own for name in os.listdir(folder))
+            if self.code or follows:  # a program that failed is excused by one that came after it
+                self._write(b'{"code": %d}\n' % (self.code or 0))
             else:
                 os.unlink(self.path)
         except OSError:

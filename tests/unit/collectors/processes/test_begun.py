@@ -179,6 +179,13 @@ def test_a_program_in_whose_place_another_starts_is_only_named(job: Job) -> None
     assert job.told(HOLD_S) == [("process_exit", None, "probe.py ended before it trained: ValueError: no lr")]
 
 
+def test_one_that_was_over_before_anybody_looked_excuses_the_one_before_it_too(job: Job) -> None:
+    job.run(RAISES, "probe.py")
+    job.run("", "train.py")
+    job.told()
+    assert [rank for _, rank, _ in job.told(HOLD_S)] == [None]
+
+
 def test_a_program_beside_one_that_trains_is_only_named(job: Job) -> None:
     trains = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE, text=True)
     job.running.append(trains)
