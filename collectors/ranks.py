@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -26,6 +26,25 @@ _FRESH_S: Final = 1.0  # a list of all processes may be used so long
 _AGAIN_S: Final = 30.0  # between two searches for a process that cannot be seen
 _ROOT: Final = 0
 _OTHERS_WRITE: Final = 0o002
+
+
+class Identity(Protocol):
+    """What a process says of itself by which it is found again; a hook's header is one."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def incarnation(self) -> str: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def start_ticks(self) -> int | None: ...
+    @property
+    def pid_namespace(self) -> int | None: ...
+    @property
+    def start_monotonic_s(self) -> float: ...
 
 
 class RankProcess(msgspec.Struct, frozen=True):
@@ -123,7 +142,7 @@ class ProcessFinder:
         self._begun: dict[int, list[int]] = {}  # start in ticks -> pids here
         self._listed_s = float("-inf")
 
-    def look(self, header: hook.Header) -> ProcessStatus:
+    def look(self, header: Identity) -> ProcessStatus:
         """The process that wrote `header`."""
         who = f"{header.pid_namespace}/{header.rank}/{header.incarnation}"
         pid = self._here.get(who)
@@ -137,7 +156,7 @@ class ProcessFinder:
             self._here[who] = pid
         return sight
 
-    def pidfd(self, header: hook.Header) -> int | None:
+    def pidfd(self, header: Identity) -> int | None:
         """A descriptor of the process that wrote `header`; None if it is gone or cannot be seen."""
         before = self.look(header)
         if before.gone or before.pid is None or self._namespace == 0:
@@ -159,7 +178,7 @@ class ProcessFinder:
         except (OSError, ValueError, IndexError):
             return 0.0
 
-    def _find(self, who: str, header: hook.Header) -> int | None:
+    def _find(self, who: str, header: Identity) -> int | None:
         known = header.pid_namespace is not None and header.start_ticks is not None
         if self._namespace is None or not known or header.pid_namespace == self._namespace:
             return header.pid
@@ -182,7 +201,7 @@ class ProcessFinder:
             if fields:
                 self._begun.setdefault(int(fields[19]), []).append(int(name))
 
-    def _is(self, pid: int, header: hook.Header) -> bool:
+    def _is(self, pid: int, header: Identity) -> bool:
         """Whether process `pid` has the header's pid in the header's namespace."""
         try:
             with open(f"{self._proc}/{pid}/status", "rb") as file:
@@ -196,7 +215,7 @@ class ProcessFinder:
         except OSError:
             return len(numbers) > 1  # another user's: which namespace it is, is not for us to know
 
-    def _sight(self, pid: int, header: hook.Header) -> ProcessStatus:
+    def _sight(self, pid: int, header: Identity) -> ProcessStatus:
         try:
             fields = _read_fields(f"{self._proc}/{pid}/stat")
         except (FileNotFoundError, ProcessLookupError):
@@ -207,7 +226,7 @@ class ProcessFinder:
             return GONE  # the pid belongs to a younger process by now
         return ProcessStatus(fields[0].decode(errors="replace"), pid, fields)
 
-    def _same(self, fields: tuple[bytes, ...], header: hook.Header) -> bool:
+    def _same(self, fields: tuple[bytes, ...], header: Identity) -> bool:
         if self._namespace is not None and header.start_ticks is not None:
             return int(fields[19]) == header.start_ticks
         return not _is_another(int(fields[19]), header)
@@ -288,7 +307,7 @@ def _namespace(proc: str) -> int | None:
         return None
 
 
-def _is_another(start_ticks: int, header: hook.Header) -> bool:
+def _is_another(start_ticks: int, header: Identity) -> bool:
     """True if a process that began `start_ticks` after boot is not the one that made the hook file, whose pid it has.
 
     Told by clocks that nobody sets: a step of the wall clock ends no process. For hooks that do not tell their ticks.

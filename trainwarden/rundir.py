@@ -4,6 +4,7 @@
 
     RUN_DIR/
     ├── hook/           one memory-mapped file per training process (with NCCL two), and agent.sock (datagrams);
+    │                   rank-RANK-PID.begun of each program that has begun (`trainwarden.inject`);
     │                   resilient-TORCHRUN-ATTEMPT-RANK while others can go on without that rank
     ├── logs/           rank-N.log: output of rank N; any other *.log: output of the whole job
     ├── events.jsonl    facts that launchers know first hand, one EventRecord as JSON a line, appended whole

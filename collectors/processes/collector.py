@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +13,7 @@ import msgspec
 from trainwarden import hook, rundir
 from trainwarden.clock import Clock
 from trainwarden.collectors.processes import inotify
+from trainwarden.collectors.processes.begun import BegunPrograms
 from trainwarden.collectors.processes.exit_status import ExitStatus, exit_status
 from trainwarden.collectors.ranks import ProcessFinder, RankProcess, rank_processes
 from trainwarden.errors import RecordError
@@ -70,6 +71,7 @@ class ProcessesCollector:
         self._hook = str(self._run_dir / rundir.HOOK)
         self._events = str(self._run_dir / rundir.EVENTS)
         self._torchrun = str(self._run_dir / rundir.TORCHRUN)
+        self._begun = BegunPrograms(self._run_dir, scope, clock, self._lookout)
         self._notify = inotify.Inotify()
         self._turn = 0
         self._offset = 0
@@ -101,12 +103,14 @@ class ProcessesCollector:
             self._notify.watch(self._hook, inotify.CREATE | inotify.MOVED_TO | inotify.DELETE)
             self._notify.watch(self._events, inotify.MODIFY)
         self._turn += 1
-        yield from self._forward()
+        forwarded = list(self._forward())
         self._look()
         self._look_again()
         ended = self._gone()
+        own = not os.path.exists(self._torchrun)  # noqa: PTH110 - ten times a second
+        yield from self._untrained(forwarded, {*self._watched} - {*ended}, now_s, own=own)
+        yield from forwarded
         if ended or self._unwatched:
-            own = not os.path.exists(self._torchrun)  # noqa: PTH110 - ten times a second
             for name in (*ended, *self._unwatched):
                 if own:
                     yield self._exit(name, now_s)
@@ -118,7 +122,7 @@ class ProcessesCollector:
             yield self._junk_record(now_s)
 
     def wake_fds(self) -> Sequence[int]:
-        return [*self._notify.fds, *(watched.pidfd for watched in self._watched.values())]
+        return [*self._notify.fds, *(watched.pidfd for watched in self._watched.values()), *self._begun.fds]
 
     def position(self) -> JsonObject:
         return {
@@ -126,6 +130,7 @@ class ProcessesCollector:
             "inode": self._inode,
             "known": dict(self._known),
             "ended": sorted(self._ended),
+            "begun": self._begun.position(),
         }
 
     def restore(self, position: JsonObject) -> None:
@@ -135,6 +140,7 @@ class ProcessesCollector:
         self._ended = set(position.get("ended", ()))
         known = {str(name): str(value) for name, value in dict(position.get("known", {})).items()}
         self._names = []
+        self._begun.restore(position.get("begun"))
         self._unseen.clear()
         for process in rank_processes(self._run_dir):
             name = process.path.rpartition("/")[2]
@@ -144,7 +150,19 @@ class ProcessesCollector:
     def close(self) -> None:
         for name in tuple(self._watched):
             self._unwatch(name)
+        self._begun.close()
         self._notify.close()
+
+    def _untrained(
+        self, forwarded: Iterable[Record], trainers: Collection[str], now_s: float, *, own: bool
+    ) -> Iterable[EventRecord]:
+        """What is to be told of programs that have not trained, before the end of the command that ran them."""
+        self._begun.look(self._names, trainers)
+        self._begun.ends()
+        for record in forwarded:
+            if isinstance(record, EventRecord):
+                self._begun.follow(record)
+        return self._begun.news(now_s, exits=own)
 
     def _look(self) -> None:
         """Take up processes whose hook files have appeared, forget those whose files and selves are gone."""

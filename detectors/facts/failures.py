@@ -90,9 +90,11 @@ class Failures:
         elif event.kind == "fatal_signal":
             signal = str(event.fields.get("signal", "a fatal signal"))
             self._fail(event, window, "root", f"{_who(event)} died of {signal}")
-        elif self._was_planned(event):
+        elif self._was_planned(event) or event.fields.get("excused"):
             return
-        elif event.kind == "process_exit":
+        if isinstance(began_s := event.fields.get("began_s"), int | float):  # of a process that has never trained
+            self._forget_before(began_s)
+        if event.kind == "process_exit":
             self._apply_exit(event, window)
         elif event.kind == "exception":
             self._apply_exception(event, window)
@@ -330,6 +332,7 @@ class Failures:
         if known is not None and known.role == "root" and not spoken:
             return  # the exit that follows an exception says nothing new
         step = _step_of(event, window)
+        reason += ", before its first step" if event.fields.get("untrained") else ""
         bare = event.kind == "process_exit" and role == "root" and not event.fields.get("signal")
         unknown = bare and event.fields.get("code") is None and _life(event) != f"{event.node}/{LIFE}"
         aborted = not ABORTS.isdisjoint((event.fields.get("signal"), event.fields.get("code")))
@@ -384,6 +387,8 @@ def _life(event: EventRecord) -> str:
 
 def _step_of(event: EventRecord, window: Window) -> int | None:
     step = event.fields.get("step")
+    if event.fields.get("untrained"):
+        return None
     if isinstance(step, int | float):
         return int(step)
     if event.rank is not None:

@@ -147,7 +147,12 @@ class IncidentTracker:
     def _apply(
         self, candidate: Candidate, votes: Mapping[str, Vote], window: Window, live: bool
     ) -> list[IncidentRecord]:
+        if candidate.family == "failure" and self._gone_since_s is not None:
+            self._gone_since_s = max(self._gone_since_s, candidate.onset_s or 0.0)  # its process was there till then
         known = self._of_family(candidate, window)
+        if known is not None and _fails_anew(known, candidate, window):
+            ended = self._close(known.record.id, window.now_s, ALL_GONE)
+            return [*([ended] if live and known.published else ()), *self._apply(candidate, votes, window, live)]
         if known is None:
             candidate = self._timed(candidate, window.now_s)
             known = self._of_others(candidate, window)
@@ -365,6 +370,13 @@ def _goes_on(record: IncidentRecord, candidate: Candidate, window: Window) -> bo
     if record.closed_at_s is None or not window.live.any():
         return False
     return candidate.family != "failure" or candidate.onset_s is None or candidate.onset_s > record.closed_at_s
+
+
+def _fails_anew(entry: OpenIncident, candidate: Candidate, window: Window) -> bool:
+    """True if all ranks had ended by `entry`, and one that was started since has failed and left none alive."""
+    closed_s, onset_s = entry.record.closed_at_s, candidate.onset_s
+    later = closed_s is not None and onset_s is not None and onset_s > closed_s and not window.live.any()
+    return later and entry.record.unresolved and candidate.family == "failure"
 
 
 def _acted_on(record: IncidentRecord) -> bool:

@@ -97,10 +97,14 @@ def jobs_at(path: Path) -> tuple[list[Path], bool]:
     DataError
         If nothing there can be read; the message names what lies there.
     """
-    if path.is_file():
+    with reading(f"'{path}'"):
+        is_file, is_folder, is_other = path.is_file(), path.is_dir(), path.exists()
+    if is_file:
         return [path], False
-    if not path.is_dir():
-        raise DataError(f"there is no file or folder '{path}'")
+    if not is_folder:
+        what = "is a pipe or a device" if is_other else ""
+        remedy = f"pass it by standard input: trainwarden detect - < '{path}'"
+        raise DataError(f"'{path}' {what}; {remedy}" if what else f"there is no file or folder '{path}'")
     if recorded.is_job(path):
         return [path], False
     with reading(f"folder '{path.name}'"):

@@ -4,10 +4,10 @@ Whoever wants it in an image takes it as one file, which imports nothing of ours
 trainwarden_hook.py``; then ``import trainwarden_hook; trainwarden_hook.autoload()`` after ``import torch``.
 
 It comes in by environment alone: torch (2.5 and newer) calls the entry point `autoload` at the end of
-``import torch``; ``inject/sitecustomize.py`` on PYTHONPATH does it for older ones. It does nothing unless
-``TRAINWARDEN_HOOK_DIR`` names a folder, and writes nothing before the first collective, backward pass or
-explicit mark, so launchers and data-loader workers leave no trace. Nothing here raises into training,
-blocks or makes a system call on a step's path: a step is a few stores into a memory-mapped file,
+``import torch``; ``inject/sitecustomize.py`` on PYTHONPATH does it for older ones, and notes programs that fail
+before they train. The hook does nothing unless ``TRAINWARDEN_HOOK_DIR`` names a folder, and writes nothing before the
+first collective, backward pass or explicit mark, so launchers and data-loader workers leave no trace. Nothing here
+raises into training, blocks or makes a system call on a step's path: a step is a few stores into a memory-mapped file,
 ``rank-<rank>-<pid>.hook``, which outlives SIGKILL and tells the agent what the process is doing now.
 
 A rank of several also has one thread. It sleeps in the kernel, in a read of the pipe ``.ask``, until the agent
@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .last_words import send_datagram
+from .last_words import exception_fact, send_datagram
 from .layout import (
     FILE_BYTES,
     LATE_STEPS,
@@ -67,8 +67,8 @@ from .watches.groups import ranks_text
 __all__ = [
     "FILE_BYTES", "LATE_STEPS", "MAGIC", "PAUSE_RING", "PHASES", "POOL_STEPS", "RING", "ROLES", "SOURCES", "VERSION",
     "CallPeriod", "Header", "Hook", "MicroBatch", "MicroBatchPlan", "Pause", "Phase", "Step", "TrainingShare",
-    "autoload", "headers_in", "hide", "iteration", "micro_batches", "phase", "ranks_text", "read_header", "read_pauses",
-    "read_steps", "send_datagram", "set_step",
+    "autoload", "exception_fact", "headers_in", "hide", "iteration", "micro_batches", "phase", "ranks_text",
+    "read_header", "read_pauses", "read_steps", "send_datagram", "set_step",
 ]  # fmt: skip
 
 

@@ -136,19 +136,8 @@ class LastWords:
             if not memory.live:
                 return
             memory.words[AT_CODE] = 130 if issubclass(kind, KeyboardInterrupt) else 1
-            text = f"{kind.__name__}: {words_of(error)}"
-            self.note(
-                {
-                    "type": "exception",
-                    "exception": kind.__name__,
-                    "types": " ".join(type_names(kind)),
-                    "causes": "\n".join(causes_of(error)),
-                    "message": text[:2000],
-                    "frame": user_frame(trace),
-                    "step": memory.words[AT_STEP],
-                    **lack_of_space(error, memory.saving),
-                }
-            )
+            fact = exception_fact(kind, error, trace, memory.saving)
+            self.note({"type": "exception", **fact, "step": memory.words[AT_STEP]})
         except BaseException:  # of an exception's own making, which may want to exit
             memory.failed()
 
@@ -254,6 +243,20 @@ def send_datagram(folder: str, line: bytes) -> None:
             sender.sendto(line, f"/proc/self/fd/{descriptor}/agent.sock")
     finally:
         os.close(descriptor)
+
+
+def exception_fact(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None, saving: str = ""
+) -> dict[str, Any]:
+    """What an uncaught exception says; `saving` is the checkpoint whose writing failed last."""
+    return {
+        "exception": kind.__name__,
+        "types": " ".join(type_names(kind)),
+        "causes": "\n".join(causes_of(error)),
+        "message": f"{kind.__name__}: {words_of(error)}"[:2000],
+        "frame": user_frame(trace),
+        **lack_of_space(error, saving),
+    }
 
 
 def user_frame(trace: types.TracebackType | None) -> str:

@@ -27,9 +27,9 @@ ActionKind = Literal[
 Outcome = Literal["proposed", "started", "done", "failed", "skipped"]
 Opinion = Literal["anomalous", "normal", "abstain"]
 EventKind = Literal[
-    "job_start", "job_end", "process_start", "process_exit", "exception", "fatal_signal", "xid", "link_down", "link_up",
-    "device_lost", "heartbeat_lost", "checkpoint", "phase", "microbatch_plan", "restart", "collector_unsupported",
-    "clock_step", "flight_recorder", "model", "fabric_down", "fabric_up", "device_back",
+    "job_start", "job_end", "process_begun", "process_start", "process_exit", "exception", "fatal_signal", "xid",
+    "link_down", "link_up", "device_lost", "heartbeat_lost", "checkpoint", "phase", "microbatch_plan", "restart",
+    "collector_unsupported", "clock_step", "flight_recorder", "model", "fabric_down", "fabric_up", "device_back",
     "parallel_layout", "stack", "operation", "transition",
 ]  # fmt: skip
 EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))

@@ -25,7 +25,7 @@ from trainwarden import rundir
 from trainwarden.checkpoints.newest import Search, words
 from trainwarden.hook import headers_in
 from trainwarden.torchrun.exits import Exit
-from trainwarden.torchrun.files import opened, put_whole
+from trainwarden.torchrun.files import opened, put_whole, read_part
 from trainwarden.torchrun.memory import STORE, MemoryFolder
 
 log = logging.getLogger("trainwarden.torchrun")
@@ -268,10 +268,17 @@ class Surroundings:
             shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def _incarnation(self, end: Exit) -> str:
-        """The hook's own name for the process, so that all records agree; one of ours where it had no hook."""
-        headers = headers_in(self.run_dir / rundir.HOOK, f"rank-*-{end.pid}*.hook")
+        """The hook's own name for the process, so that all records agree; one of ours where it has left no file."""
+        folder = self.run_dir / rundir.HOOK
+        headers = headers_in(folder, f"rank-*-{end.pid}*.hook")
         newest = next((header for header in reversed(headers) if header.pid == end.pid), None)
-        return f"{end.pid}-{round(end.at_s * 1000)}" if newest is None else newest.incarnation
+        if newest is not None:
+            return newest.incarnation
+        begun = f"rank-{end.rank}-{end.pid}.begun"  # of a rank that has not trained (`trainwarden.inject`)
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            first = read_part(folder / begun, 0, 4096).partition(b"\n")[0]
+            return f"{end.pid}-t{json.loads(first)['ticks']}"
+        return f"{end.pid}-{round(end.at_s * 1000)}"
 
     def _look(self, folder: Path) -> None:
         """Say which checkpoint is the newest whole one, again and again."""

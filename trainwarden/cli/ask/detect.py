@@ -125,7 +125,15 @@ def detect(
 
 @contextmanager
 def standard_input() -> Iterator[Path]:
-    """What comes in by standard input, as a file that lives as long as it is judged."""
+    """What comes in by standard input, as a file that lives as long as it is judged.
+
+    Raises
+    ------
+    ConfigError
+        If it is closed.
+    """
+    if sys.stdin is None:  # as Python has it then
+        raise ConfigError("detect -: standard input is closed; pipe or redirect something into it")
     with TemporaryDirectory(prefix="trainwarden-") as folder:
         file = Path(folder) / "stdin"
         with file.open("wb") as out:

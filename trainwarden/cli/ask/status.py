@@ -40,8 +40,8 @@ def status(*, bus: BusAddress = None, config: ConfigFile = None, json: Json = No
     alone = bus is None and config is None
     runs = kept_runs.kept() if alone else []
     views = views_of(bus, config, runs=_current(runs))
-    now_s, killed = time.time(), kept_runs.killed_jobs(runs)
-    states = [state_of(view, now_s, killed=view.job in killed) for view in views]
+    now_s, killed, unseen = time.time(), kept_runs.killed_jobs(runs), left_unjudged(runs)
+    states = [state_of(view, now_s, killed=view.job in killed, left=unseen.get(view.job)) for view in views]
     rows = [_row(view, state) for view, state in zip(views, states, strict=True)]
     for text in table(zip(views, states, strict=True)):
         voice.say(text)

@@ -106,6 +106,8 @@ def _input(source: str) -> bytes:
     ConfigError
         If it cannot be read.
     """
+    if source == "-" and sys.stdin is None:  # as Python has it where it is closed
+        raise ConfigError("plan -: standard input is closed; pipe or redirect something into it")
     try:
         return sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:

@@ -30,6 +30,7 @@ from trainwarden.cli.run.outcome.job_answer import (
     watched,
 )
 from trainwarden.cli.run.outcome.last_look import last_look
+from trainwarden.cli.run.outcome.left_behind import left_behind
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.answers import Blind
 from trainwarden.cli.shared.extras import check_services
@@ -51,6 +52,7 @@ log = logging.getLogger("trainwarden.cli")
 
 EMBEDDED: Final = "embedded"  # without a path: the run's own
 LOOK_S = 0.1
+UNTRAINED_S: Final = 60.0  # imports take less, unless all of a node's ranks read them from a network
 DRAIN_S = 8.0
 LAST_WORDS_S = 1.5  # longer than detection holds an exception that may be the echo of another rank's death
 _STOPS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
@@ -170,6 +172,7 @@ class JobRun:
         self._lost: dict[str, Blind] = {}
         self._end: EventRecord | None = None
         self._page: PageBeside | None = None
+        self._idle: set[str] = set()  # sentences about programs that do not train, which were said
         self.beside: set[int] = set()
         self._orphans, self.buries = OrphansOfAll(), True
 
@@ -269,6 +272,10 @@ class JobRun:
         try:
             self.follower.poll(LOOK_S)
             self._followed = True
+            for sentence in self.follower.view.idle(UNTRAINED_S):
+                if sentence not in self._idle:
+                    self._idle.add(sentence)
+                    voice.say(f"trainwarden: NOT JUDGED so far: {sentence}")
         except Exception as error:  # noqa: BLE001 - of anything at all
             self._blind = True
             why = f"watching has ended ({type(error).__name__}: {error})"
@@ -339,9 +346,13 @@ class JobRun:
         found = self._conclude(exit_code)
         seen = watched(view, self.run_dir, self.started_at_s, followed=self._followed)
         own = "detector" in self._services
+        hook = (self.run_dir / rundir.HOOK).resolve()
+        if self._end is not None and (left := left_behind(hook, self.beside | self.stack.pids(), seen.steps)):
+            self._lost.setdefault("command", left)
         blind = blindness(
-            seen, self._lost.values(), bus=self.bus_address, own_detector=own, failed=bool(found and exit_code)
-        )
+            seen, self._lost.values(), bus=self.bus_address, own_detector=own, failed=bool(found and exit_code),
+            untrained=view.untrained(),
+        )  # fmt: skip
         made = {
             "job": self.settings.job,
             "answer": answer_of(found, blind),

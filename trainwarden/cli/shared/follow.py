@@ -35,6 +35,7 @@ Step = dict[str, Any]
 MAX_ROWS: Final = 200_000  # steps of ranks that are kept, some 80 MB: a run may go on for months
 MAX_RECORDS: Final = 10_000  # verdicts, events and actions
 MAX_NAMES: Final = 10_000  # of metrics
+MAX_UNTRAINED: Final = 3  # programs that are named, the newest
 
 
 class JobView:
@@ -57,6 +58,7 @@ class JobView:
         self._ranks: set[int] = set()
         self._trainers: set[str] = set()
         self._bases: dict[int, tuple[str, str]] = {}
+        self._has_untrained = False
         self.ended = False
         self.exit_code: int | None = None
         self.interrupted = False
@@ -83,6 +85,7 @@ class JobView:
                 pass
             case EventRecord():
                 self.events.append(record)
+                self._has_untrained |= "untrained" in record.fields
                 self._feed_life(record)
             case MetricsRecord():
                 self._feed_metrics(record)
@@ -167,6 +170,23 @@ class JobView:
         """The starts of processes that have a rank's name without being its trainer."""
         starts = (event for event in self.events if event.kind == "process_start" and "beside" in event.fields)
         return [event for event in starts if event.fields.get("incarnation") not in self._trainers]
+
+    def untrained(self) -> list[str]:
+        """Of programs that have not trained: who has ended badly without being accused, and who is still there."""
+        return [event.message for event in self._untrained()][-MAX_UNTRAINED:]
+
+    def idle(self, least_s: float) -> list[str]:
+        """Of programs that have run for `least_s` and have not trained."""
+        found = [one for one in self._untrained() if one.kind == "process_begun"]
+        return [one.message for one in found if float(one.fields.get("for_s") or 0.0) >= least_s]
+
+    def _untrained(self) -> list[EventRecord]:
+        if not self._has_untrained:
+            return []
+        newest = {event.fields.get("incarnation"): event for event in self.events if "untrained" in event.fields}
+        trained = {pid for beat in self.heartbeats.values() for pid in beat.pids}
+        there = [event for event in newest.values() if event.kind == "process_begun" or "excused" in event.fields]
+        return [event for event in there if event.fields.get("pid") not in trained]
 
     def incident_objects(self) -> list[dict[str, Any]]:
         """Incidents in the order they opened, as JSON objects."""

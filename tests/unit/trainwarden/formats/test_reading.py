@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -153,6 +154,9 @@ def test_a_folder_of_nothing_known_names_what_is_there(tmp_path: Path) -> None:
     assert [(one.path, one.why) for one in read_job(tmp_path).unread] == [("notes/a.bin", "no format is known of it")]
     with pytest.raises(DataError, match="there is no file or folder"):
         jobs_at(tmp_path / "missing")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="is a pipe or a device; pass it by standard input: trainwarden detect - <"):
+        jobs_at(tmp_path / "pipe")
 
 
 def test_a_bomb_of_zeros_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ import msgspec
 from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind
 from trainwarden.cli.shared.follow import JobView
 from trainwarden.cli.shared.formatting import counted
-from trainwarden.cli.shared.kept_runs import KeptRun
+from trainwarden.cli.shared.kept_runs import KeptRun, killed_jobs
 from trainwarden.records import EventRecord, IncidentRecord
 
 GONE_S: Final = 5.0  # all ranks have ended for so long: a launcher that starts them again does so sooner
 UNJUDGED_S: Final = 60.0  # a live detector gives a verdict every few seconds
+NO_STEP: Final = "torch must train in the job's own Python, or the script marks its steps (docs/training_loops.md)"
 UNSEEN_END: Final = Blind("the command that watched it was killed, so how it ended is not known", "run it again")
 _COLUMNS: Final = ("job", "state", "answer", "ranks", "step", "s/iteration", "incidents")
 
@@ -32,17 +33,22 @@ class JobState(msgspec.Struct, frozen=True):
     blind: Blind | None = None
 
 
-def state_of(view: JobView, now_s: float, *, killed: bool = False) -> JobState:
+def state_of(view: JobView, now_s: float, *, killed: bool = False, left: Blind | None = None) -> JobState:
     """The state of the job of `view`.
 
     Parameters
     ----------
     killed : bool
         The command that watched it is gone without a word.
+    left : Blind, optional
+        Why the command that watched it has not judged it to its end, as its kept run says.
     """
     gone = all_ranks_gone(view, now_s)
     ended = view.ended or killed or gone
-    incidents = [one for one in view.incidents.values() if one.state != "closed" or "closed" in one.evidence]
+    begun_s = max((one.time_s for one in view.events if one.kind == "process_start"), default=0.0)
+    stand = (one for one in view.incidents.values() if "closed" in one.evidence and (one.closed_at_s or 0.0) >= begun_s)
+    stood = {one.id for one in stand}
+    incidents = [one for one in view.incidents.values() if one.state != "closed" or one.id in stood]
     failed = bool(view.exit_code) and not view.interrupted
     words = "running" if view.ranks() else "no ranks yet"  # services may wait for their job
     if view.ended:
@@ -53,7 +59,8 @@ def state_of(view: JobView, now_s: float, *, killed: bool = False) -> JobState:
         words = "ended (ranks gone)" if gone else "ended (killed)"
     if incidents or failed:
         return JobState(ended, words, INCIDENT, incidents)
-    blind = UNSEEN_END if killed and not view.ended and not gone else _blind(view, now_s, ended=ended)
+    unseen = UNSEEN_END if killed and not view.ended and not gone else left
+    blind = unseen or _blind(view, now_s, ended=ended)
     return JobState(ended, words, HEALTHY if blind is None else NOT_JUDGED, incidents, blind)
 
 
@@ -79,19 +86,24 @@ def watched(view: JobView) -> str:
     return f"{', '.join(parts)} judged for {seconds:,.0f} s by {', '.join(sorted(votes))}"
 
 
-def unjudged(views: Iterable[JobView], now_s: float, killed: Collection[str] = ()) -> dict[str, Blind]:
-    """The jobs about which the silence of the detectors means nothing, and why."""
-    states = {view.job: state_of(view, now_s, killed=view.job in killed) for view in views}
+def unjudged(views: Iterable[JobView], now_s: float, runs: Collection[KeptRun] = ()) -> dict[str, Blind]:
+    """The jobs about which the silence of the detectors means nothing, and why; `runs` are those kept here."""
+    killed, left = killed_jobs(runs), left_unjudged(runs)
+    states = {
+        view.job: state_of(view, now_s, killed=view.job in killed, left=left.get(view.job)) for view in views
+    }  # fmt: skip
     return {job: state.blind for job, state in states.items() if state.blind is not None}
 
 
 def left_unjudged(runs: Iterable[KeptRun]) -> dict[str, Blind]:
-    """Why `runs` were not judged, by job, as they have written down themselves."""
+    """Why `runs`, the newest first, were not judged, by job, as they have written down themselves."""
     found: dict[str, Blind] = {}
+    seen: set[str] = set()
     for run in runs:
         reasons = (run.about.result or {}).get("not_judged") or ()
-        if reasons:
-            found.setdefault(run.about.job, msgspec.convert(reasons[0], Blind))
+        if reasons and run.about.job not in seen:
+            found[run.about.job] = msgspec.convert(reasons[0], Blind)
+        seen.add(run.about.job)
     return found
 
 
@@ -121,10 +133,11 @@ def _blind(view: JobView, now_s: float, *, ended: bool) -> Blind | None:
     if not ended and now_s - newest_s > UNJUDGED_S:
         return Blind(f"the detector has not judged it for {now_s - newest_s:,.0f} s", "see trainwarden doctor")
     if not view.steps_done():
+        if untrained := view.untrained():
+            return Blind("; ".join(("no training step was seen", *untrained)), NO_STEP)
         if not view.ranks() and not ended:
             return Blind(
                 "no rank was seen", "start the job: trainwarden up says how one joins (docs/training_loops.md)"
             )
-        remedy = "torch must train in the job's own Python, or the script marks its steps (docs/training_loops.md)"
-        return Blind("no training step was seen", remedy)
+        return Blind("no training step was seen", NO_STEP)
     return None

@@ -11,7 +11,7 @@ from trainwarden.cli.ask.judging.job_state import left_unjudged, unjudged, watch
 from trainwarden.cli.shared.answers import EXIT_CODES, HEALTHY, NOT_JUDGED, Answer, Blind
 from trainwarden.cli.shared.follow import JobView
 from trainwarden.cli.shared.formatting import counted
-from trainwarden.cli.shared.kept_runs import kept, killed_jobs
+from trainwarden.cli.shared.kept_runs import kept
 from trainwarden.cli.shared.output import Voice
 
 UNJUDGED: Final = Blind(
@@ -26,7 +26,7 @@ def say_none(views: Sequence[JobView], now_s: float, voice: Voice, *, alone: boo
     `alone`: they are of the runs kept here.
     """
     runs = kept() if alone else []
-    blind = unjudged(views, now_s, killed_jobs(runs))
+    blind = unjudged(views, now_s, runs)
     if not views:  # what ended at once has left no record but its own
         blind |= left_unjudged(runs[:SHOWN])
     judged = [view for view in views if view.job not in blind]

@@ -56,8 +56,13 @@ def watched(view: JobView, run_dir: Path, started_at_s: float, *, followed: bool
     )
 
 
-def blindness(seen: Watched, lost: Iterable[Blind], *, bus: str, own_detector: bool, failed: bool) -> list[Blind]:
-    """Why the run, or a part of it, was not judged; a command that `failed` was, as far as it has come."""
+def blindness(
+    seen: Watched, lost: Iterable[Blind], *, bus: str, own_detector: bool, failed: bool, untrained: Iterable[str] = ()
+) -> list[Blind]:
+    """Why the run, or a part of it, was not judged; a command that `failed` was, as far as it has come.
+
+    `untrained` are sentences about programs that have not trained.
+    """
     found = list(lost)
     if failed:
         return found
@@ -69,7 +74,8 @@ def blindness(seen: Watched, lost: Iterable[Blind], *, bus: str, own_detector: b
         )
     if seen.steps is not None and seen.steps == 0 and not found:
         remedy = "torch must train in the command's own Python, or the script marks its steps (docs/training_loops.md)"
-        found.append(Blind("no training step was seen, so neither speed nor hangs could be judged", remedy))
+        what = "; ".join(("no training step was seen, so neither speed nor hangs could be judged", *untrained))
+        found.append(Blind(what, remedy))
     return found
 
 

@@ -120,6 +120,12 @@ def event(kind: Any, time_s: float, rank: int | None = None, **fields: Any) -> E
     return EventRecord(id=name, job="j", node="n", time_s=time_s, kind=kind, rank=rank, fields=fields)
 
 
+GONE: Any = IncidentRecord(
+    id="i1", job="j", kind="crash", severity="sev2", state="closed", revision=2, opened_at_s=5.0, updated_at_s=7.0,
+    closed_at_s=7.0, reason="rank 1 died", evidence={"closed": "all ranks have ended"},
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("records", "code", "answer", "ended"),
     [
@@ -132,6 +138,9 @@ def event(kind: Any, time_s: float, rank: int | None = None, **fields: Any) -> E
         ((verdict(NOW_S), event("job_end", NOW_S, exit_code=143, interrupted="SIGTERM")), 0, "healthy", True),
         ((verdict(NOW_S), *(event("process_exit", NOW_S - 9.0, one) for one in range(2))), 0, "healthy", True),
         ((verdict(NOW_S), event("process_exit", NOW_S - 9.0, 0)), 0, "healthy", False),
+        ((verdict(NOW_S), GONE), 1, "incident", False),
+        ((verdict(NOW_S), GONE, event("process_start", 6.0, 0)), 1, "incident", False),
+        ((verdict(NOW_S), GONE, event("process_start", 8.0, 0)), 0, "healthy", False),  # it trains again
     ],
 )
 def test_status_gives_one_of_three_answers(

@@ -103,6 +103,19 @@ def test_no_incident_is_only_an_answer_of_detectors_that_had_input(
     assert ("j NOT JUDGED: " in said.err or "NOT JUDGED: j: " in said.err) is (answer != "healthy")
 
 
+@pytest.mark.parametrize("command", ["status", "incidents", "explain"])
+def test_a_run_whose_detector_was_lost_is_not_healthy_afterwards(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = {"reason": "the detector was killed by SIGKILL after 12 s", "remedy": "its log is l"}
+    own = kept("j", steps(), verdict(time.time() - 5.0), verdict(time.time()))
+    own.finished({"exit_code": 0, "steps": 10, "incidents": [], "answer": "not judged", "not_judged": [lost]})
+    own.close()
+    assert run(monkeypatch, command, "--json") == 3
+    said = json.loads(capsys.readouterr().out)
+    assert (said["answer"], said["not_judged"]) == ("not judged", [lost])
+
+
 @pytest.mark.parametrize(("since", "code"), [("30m", 0), ("1d", 3)])
 def test_a_run_that_was_over_by_then_is_not_asked_about(
     since: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -112,6 +125,14 @@ def test_a_run_that_was_over_by_then_is_not_asked_about(
     over(kept("j", steps(), verdict(time.time())))
     assert run(monkeypatch, "incidents", "--since", since) == code
     assert ("NOT JUDGED: blind: " in capsys.readouterr().out) is (code == 3)
+
+
+def test_standard_input_that_is_closed_is_wrong_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # as Python has it then
+    assert run(monkeypatch, "detect", "-") == 2
+    assert "standard input is closed" in capsys.readouterr().err
 
 
 def incident(job: str) -> IncidentRecord:

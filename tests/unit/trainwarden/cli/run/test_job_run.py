@@ -19,7 +19,7 @@ from trainwarden.cli.run.outcome.last_look import last_look
 from trainwarden.cli.shared import kept_runs
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import ConfigError, NotJudged
-from trainwarden.records import IncidentKind, IncidentRecord
+from trainwarden.records import EventRecord, IncidentKind, IncidentRecord
 from trainwarden.settings import Settings
 from trainwarden.topics import INCIDENTS
 
@@ -315,3 +315,17 @@ def test_a_command_that_was_no_training_is_told_so(tmp_path: Path) -> None:
     assert [one["reason"] for one in made["not_judged"]] == [
         "no training step was seen, so neither speed nor hangs could be judged"
     ]
+
+
+def test_a_program_that_ended_badly_and_is_not_accused_is_named(tmp_path: Path) -> None:
+    ended = Ended(tmp_path, services=("detector",))
+    ended.run.stack.returncode = lambda _name: None  # type: ignore[method-assign]
+    message, fields = "probe.py ended before it trained: exit code 3", {"pid": 7, "incarnation": "7-t1"}
+    for facts in ({"untrained": True, "excused": "it gave no reason"}, {}):  # the second is of a process that trained
+        event = EventRecord(
+            id=f"e{len(facts)}", job="j", node="n", time_s=1.0, kind="process_exit", message=message,
+            fields=fields | facts,
+        )  # fmt: skip
+        ended.run.follower.view.feed(event)
+    (why,) = ended.result(0)["not_judged"]
+    assert why["reason"].endswith(f"neither speed nor hangs could be judged; {message}")
