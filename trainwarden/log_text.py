@@ -13,12 +13,47 @@ import re2
 from trainwarden.log_shapes import by_shape, unmasked
 from trainwarden.records import MAX_LINE_CHARS
 
+_RAISED: Final = "Traceback (most recent call last):"
+_QUOTED: Final = re.compile(r'(?:[^"\\]|\\.){1,65536}')  # up to the quotation mark that ends it
+_RANK_FIELD: Final = re.compile(r'"(?:global_|process_)?rank"\s{0,3}:\s{0,3}"?([0-9]{1,6})\b')
+_TIME_FIELD: Final = re.compile(r'"(?:time|timestamp|@timestamp|ts|asctime)"\s{0,3}:\s{0,3}"([^"\\]{10,40})"')
+_MOST_UNFOLDED: Final = 1_000
 # Colours and cursor movements (ECMA-48 control sequences).
 _TERMINAL_CODE = re2.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # What a container runtime writes around a line (Docker's json-file driver).
 _WRAPPED = b'{"log":'
 _MOST_PREFIXES: Final = 4
 _CONTROLS = {code: "\ufffd" for code in (*range(1, 32), 127) if code != 9} | {0: None}
+
+
+def unfolded(line: str) -> list[str]:
+    r"""The lines of a traceback that a logger has written into one, with ``\n`` between them; else `line` alone.
+
+    In a JSON record among other lines it ends with its quotation, and rank and time are those of the record.
+
+    Examples
+    --------
+    >>> unfolded(r"09:00:01 ERROR Traceback (most recent call last):\n  File 'a.py', line 1\nKeyError: 'x'")[1:]
+    ["  File 'a.py', line 1", "KeyError: 'x'"]
+    >>> unfolded(r'{"rank": 3, "exc_info": "Traceback (most recent call last):\n  File \"a.py\"\nKeyError: 1"}')
+    ['[rank3]: Traceback (most recent call last):', '[rank3]:   File "a.py"', '[rank3]: KeyError: 1']
+    >>> unfolded("step 1")
+    ['step 1']
+    """
+    at = line.find(_RAISED)
+    if at < 0 or not line.startswith("\\n", at + len(_RAISED)):
+        return [line]
+    head, said, who = line[:at], line[at:], ""
+    if head.endswith('"'):
+        found = _QUOTED.match(said)
+        said = said if found is None else found[0].replace('\\"', '"')
+        rank, time = _RANK_FIELD.search(line), _TIME_FIELD.search(line)
+        who, head = f"[rank{rank[1]}]: " if rank else "", f"{time[1]} " if time else ""
+    elif (writer := writer_of(head)).rank is not None:
+        who = f"[rank{writer.rank}]: "
+        head = writer.rest
+    first, *rest = said.split("\\n")[:_MOST_UNFOLDED]
+    return [f"{who}{head}{first}", *(f"{who}{one.rstrip(chr(92))}" for one in rest)]
 
 
 def clean(line: bytes) -> str:
@@ -119,6 +154,11 @@ PREFIXES: Final = (
         "- train - ERROR - Traceback (most recent call last):",
         "Python's loggers with dashes, behind the stamp",
     ),
+    LinePrefix(
+        r"\[?(?:ERROR|CRITICAL)\]?[ :]{1,4}(?:[A-Za-z_][A-Za-z0-9_.]{0,60}: ?)?(?=Traceback \(most recent call)",
+        "ERROR train: Traceback (most recent call last):",
+        "loggers that write a traceback behind their level",
+    ),
     LinePrefix(r"(?:stdout|stderr) [FP] ", "stderr F Traceback", "containerd and CRI-O, behind the stamp"),
     LinePrefix(r"(?P<node>[a-z0-9][a-z0-9_.-]{0,60}[-_][0-9]{1,5}) {1,20}\| ", "worker-1  | step 1", "docker compose"),
     LinePrefix(r" {0,6}(?P<rank>[0-9]{1,6}):(?: |$)", " 2: KeyError: 'x'", "srun --label", labelled=True),
@@ -138,6 +178,7 @@ _LABELS: Final = tuple(re.compile(row.pattern) for row in PREFIXES if row.labell
 _RANK_LABELS: Final = tuple(label for label in _LABELS if "rank" in label.groupindex)
 _LABEL_CHARS: Final = frozenset(" [0123456789")
 _FIRST_CHARS: Final = frozenset("[(r-")
+_FIRST_WORDS: Final = frozenset({"std", "ERR", "CRI"})
 _LABEL_LINES: Final = 200
 _FEWEST_LABELS: Final = 4  # unless the file begins with one
 _MOST_BEFORE: Final = 400  # characters
@@ -222,7 +263,7 @@ _BY_LABEL: Final = {label: _finder(label) for label in (None, *_LABELS)}
 
 
 def _prefixes(text: str, label: re.Pattern[str] | None) -> _Prefixes:
-    if label is None and text[:1] not in _FIRST_CHARS and "| " not in text[:80] and text[:3] != "std":
+    if label is None and text[:1] not in _FIRST_CHARS and "| " not in text[:80] and text[:3] not in _FIRST_WORDS:
         return _NONE
     return _BY_LABEL[label](text)
 
@@ -268,7 +309,7 @@ def behind_prefixes(text: str, rank: int | None) -> str:
 def _prefix_of(text: str, label: re.Pattern[str] | None) -> re.Match[str] | None:
     if label is not None and (match := label.match(text)):
         return match
-    if text[:1] not in _FIRST_CHARS and "| " not in text[:80] and text[:3] != "std":
+    if text[:1] not in _FIRST_CHARS and "| " not in text[:80] and text[:3] not in _FIRST_WORDS:
         return None
     if _ANY.match(text) is None:
         return None

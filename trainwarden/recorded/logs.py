@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.errors import DataError
-from trainwarden.log_text import Writer, clean, embedded, label_of, writer_of
+from trainwarden.log_text import Writer, clean, embedded, label_of, unfolded, writer_of
 from trainwarden.recorded.files import bounded_lines, mistake, opened, reading
 from trainwarden.recorded.job import Floats, LogTable
 from trainwarden.recorded.joining.read_log import ReadLog
@@ -198,7 +198,7 @@ def _as_utf8(stream: BinaryIO) -> BinaryIO:
 
 def _read_text(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:
     with _as_utf8(stream) as text:
-        lines = stored(clean(line) for line in without_gaps(_lines(text, file)))
+        lines = stored(part for line in without_gaps(_lines(text, file)) for part in unfolded(clean(line)))
     return _read_lines(file, lines, reference_s, label_of(lines), _rank_of(file))
 
 

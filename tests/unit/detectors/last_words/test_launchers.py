@@ -199,3 +199,28 @@ def test_colossalais_last_line_says_that_a_process_failed(tmp_path: Path) -> Non
     steps = [f"step {step} loss {2 - step / 100:.3f}" for step in range(20)]
     (one,) = judged(tmp_path, {"logs.txt": [*steps, row.sample]})
     assert (one.kind, [suspect.rank for suspect in one.suspects]) == ("crash", [None])
+
+
+_FOLDED = r"Traceback (most recent call last):\n  File 'train.py', line 10, in main\nKeyError: 'labels'"
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        (f"2026-11-20 10:00:09,000 ERROR train: {_FOLDED}", None),
+        (f"[rank3]: 2026-11-20 10:00:09,000 ERROR {_FOLDED}", 3),
+        (f'{{"time": "2026-11-20T10:00:09Z", "rank": 3, "message": "x", "exc_info": "{_FOLDED}"}}', 3),
+        (f'{{"ts": "2026-11-20T10:00:09Z", "rank": "3", "exception": "{_FOLDED}", "pid": 7}}', 3),
+        ("2026-11-20 10:00:09,000 ERROR train: " + _FOLDED.replace(r"\n", "\n"), None),
+    ],
+)
+def test_a_traceback_within_one_line_is_the_cause_where_nothing_goes_on(
+    tmp_path: Path, line: str, rank: int | None
+) -> None:
+    steps = [f"2026-11-20 10:00:0{second},000 INFO train: step {second} loss 2.3" for second in range(9)]
+    (one,) = judged(tmp_path, {"logs.txt": [*steps, *line.split("\n")]})
+    assert (one.kind, [suspect.rank for suspect in one.suspects][:1]) == ("exception", [rank])
+    assert "KeyError: 'labels'" in one.reason
+    who = "" if rank is None else f"[rank{rank}]: "
+    more = [who + step.replace("10:00:0", "10:01:0") for step in steps]
+    assert judged(tmp_path, {"logs.txt": [*steps, *line.split("\n"), *more]}) == []
