@@ -108,7 +108,7 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 def read_begun(path: str) -> tuple[Begun, Words | None, int | None] | None:
-    """Who a program is, the exception and the exit code that it has left; None if the file is not (yet) one of ours.
+    r"""Who a program is, the exception and the exit code that it has left; None if the file is not (yet) one of ours.
 
     Examples
     --------
