@@ -15,6 +15,7 @@ import time
 import pytest
 
 from trainwarden import hook
+from trainwarden.collectors.processes.begun import Begun
 from trainwarden.rundir import EVENTS as EVENTS_FILE
 from trainwarden.topics import EVENTS
 from trainwarden.torchrun import exits as of_exits
@@ -316,6 +317,20 @@ def test_an_end_is_an_event_of_ours_named_as_the_hook_names_the_process(tmp_path
     event = EVENTS.decode(line)
     assert (event.kind, event.rank, event.job, event.node) == ("process_exit", 3, "j", "n")
     assert event.fields == {"pid": 4242, "incarnation": "4242-1700000000000", "signal": "SIGKILL"}
+    around.close()
+
+
+def test_an_end_before_training_has_the_name_by_which_the_agent_tells_of_the_exception(tmp_path):
+    around = surroundings(tmp_path)
+    begun = tmp_path / "run" / "hook" / "rank-3-4242.begun"
+    begun.write_text('{"pid": 4242, "ticks": 77, "namespace": 1, "rank": 3}\n{"code": 1}\n')
+    around.ended(Exit(3, 4242, 1_700_000_000.0, 1, None, False))
+    begun.write_text("nonsense")
+    around.ended(Exit(3, 4242, 1_700_000_000.0, 1, None, False))
+    lines = (tmp_path / "run" / EVENTS_FILE).read_bytes().splitlines()
+    names = [EVENTS.decode(one).fields["incarnation"] for one in lines]
+    assert names == ["4242-t77", "4242-1700000000000"]
+    assert Begun(pid=4242, ticks=77, namespace=1, rank=3).incarnation == names[0]
     around.close()
 
 

@@ -329,3 +329,18 @@ def test_a_program_that_ended_badly_and_is_not_accused_is_named(tmp_path: Path) 
         ended.run.follower.view.feed(event)
     (why,) = ended.result(0)["not_judged"]
     assert why["reason"].endswith(f"neither speed nor hangs could be judged; {message}")
+
+
+def test_what_runs_for_a_minute_and_does_not_train_is_said_once_while_it_runs(tmp_path: Path) -> None:
+    ended = Ended(tmp_path)
+    for lived_s in (10.0, 60.0):
+        event = EventRecord(
+            id=f"begun/{lived_s}", job="j", node="n", time_s=lived_s, kind="process_begun", rank=1,
+            message=f"rank 1 (train.py) has run for {lived_s:.0f} s and not trained yet",
+            fields={"untrained": True, "incarnation": "7-t1", "pid": 7, "for_s": lived_s},
+        )  # fmt: skip
+        ended.run.follower.view.feed(event)
+        for _ in range(2):
+            ended.run.look(Voice(stream=ended.said))
+    (said,) = ended.said.getvalue().splitlines()
+    assert said == "trainwarden: NOT JUDGED so far: rank 1 (train.py) has run for 60 s and not trained yet"
