@@ -48,12 +48,12 @@ def unfolded(line: str) -> list[str]:
         found = _QUOTED.match(said)
         said = said if found is None else found[0].replace('\\"', '"')
         rank, time = _RANK_FIELD.search(line), _TIME_FIELD.search(line)
-        who, head = f"[rank{rank[1]}]: " if rank else "", f"{time[1]} " if time else ""
+        who = f"[rank{rank[1]}]: " if rank else ""
+        head = f"{who}{time[1]} " if time else who
     elif (writer := writer_of(head)).rank is not None:
         who = f"[rank{writer.rank}]: "
-        head = writer.rest
     first, *rest = said.split("\\n")[:_MOST_UNFOLDED]
-    return [f"{who}{head}{first}", *(f"{who}{one.rstrip(chr(92))}" for one in rest)]
+    return [head + first, *(who + one for one in rest)]
 
 
 def clean(line: bytes) -> str:

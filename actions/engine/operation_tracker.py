@@ -45,7 +45,7 @@ class _OperationState(msgspec.Struct):
     """What this engine knows of one action that is under way."""
 
     heard_s: float | None = None  # when the launcher last answered, or was first asked
-    answered_s: float | None = None
+    answered_s: float | None = None  # when the launcher last answered
     ask_at_s: float = float("-inf")
     told: bool = False  # the launcher may have heard of it
     inherited: bool = False  # started by an engine before this one

@@ -114,7 +114,7 @@ class TlsPeer:
 
 
 class _Strangers:
-    """Connections that have shown no certificate yet: beyond so many, the longest silent one ends for the next."""
+    """Connections without a certificate yet; beyond a limit the one that is silent longest is closed for the next."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -43,8 +43,8 @@ def restart_running(view: PlanningContext) -> Intent | None:
 def saved_first(view: PlanningContext, intent: Intent) -> Intent:
     """`intent`, or once the checkpoint that comes before it, where it starts all ranks of a job that trains anew.
 
-    One checkpoint an incident: whatever became of it, `intent` has its turn next. Only where nobody has to be asked, as
-    a person who approves an eviction would have to answer twice.
+    One checkpoint an incident; `intent` follows whatever its outcome. Only in mode auto, as an operator who approves an
+    eviction would have to approve twice.
     """
     if intent.kind not in NODES_OUT | MOVES or intent.refused or view.case.incident.kind not in TRAINS_ON:
         return intent

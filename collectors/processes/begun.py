@@ -3,15 +3,15 @@
 Every Python program of a job leaves a file as it begins (`trainwarden.inject`). Most are no ranks: probes, tests,
 launchers, tools. So the rule is strict:
 
-- A process that a launcher in Python has started as a rank (torchrun) is one. Any bad end of it is told at once.
-- Of all others the last word counts. A program is not accused if it was started by another program of the job, if it
-  has started ranks that were told of or trained, if a process trained meanwhile, or if another program begins within
-  `HOLD_S` of its end: what it tried is then tried again, or done in another way.
-- Of those that are left, an uncaught exception or a signal is told. An exit code alone is told of a script (``*.py``)
-  or a launcher, and only where no command is watched: a watched command has an exit code of its own.
-- Where the watched command itself fails, its end and its output tell more than this (`detectors.facts.command`).
+- A process that a launcher in Python has started as a rank (torchrun) is one. Any bad end of it is reported at once.
+- Of all others only the last failure counts. A program is not blamed if another program of the job has started it, if
+  it has started ranks that were reported or trained, if a process trained meanwhile, or if another program begins
+  within `HOLD_S` of its end: what it tried is then tried again, or done in another way.
+- Of those that are left, an uncaught exception or a signal is reported. An exit code alone is reported of a script
+  (``*.py``) or a launcher, and only where no command is watched: a watched command has an exit code of its own.
+- Where the watched command itself fails, its end and its output say more than this (`detectors.facts.command`).
 
-Stops by a person or a scheduler are told of nobody. What ended badly and is not accused is told as `excused`.
+A stop by an operator or a scheduler is no failure. A program that ended badly and is not blamed is an `excused` event.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -35,8 +35,8 @@ from trainwarden.records import EventKind, EventRecord, Phase, Rank
 from trainwarden.torchrun.files import read_part
 
 HOLD_S: Final = 3.0  # a shell, or a person's loop, starts the next program sooner
-SLACK_S: Final = 0.25  # an end is seen so much later, and starts are told in ticks of 10 ms
-NOTED_S: Final = (10.0, 60.0, 300.0, 1800.0)  # a program that has lived so long without training is told of
+SLACK_S: Final = 0.25  # an end is seen so much later, and the kernel gives starts in ticks of 10 ms
+NOTED_S: Final = (10.0, 60.0, 300.0, 1800.0)  # a program that has run so long without training is reported
 FORGET_S: Final = 60.0  # torchrun's plug-in reads the file as well
 LATE_S: Final = 60.0  # what ended longer ago, unseen, is of another day
 MAX_BYTES: Final = 65_536
@@ -52,7 +52,7 @@ _OF_LAUNCHERS: Final = frozenset(
 )
 
 
-class Words(msgspec.Struct, frozen=True):
+class Raised(msgspec.Struct, frozen=True):
     """The uncaught exception of a program, as its file has it."""
 
     exception: str
@@ -107,7 +107,7 @@ class Begun(msgspec.Struct, frozen=True):
         return self.ticks / _TICKS - time.clock_gettime(time.CLOCK_BOOTTIME) + time.monotonic()
 
 
-def read_begun(path: str) -> tuple[Begun, Words | None, int | None] | None:
+def read_begun(path: str) -> tuple[Begun, Raised | None, int | None] | None:
     r"""Who a program is, the exception and the exit code that it has left; None if the file is not (yet) one of ours.
 
     Examples
@@ -116,8 +116,8 @@ def read_begun(path: str) -> tuple[Begun, Words | None, int | None] | None:
     >>> with tempfile.NamedTemporaryFile() as file:
     ...     _ = file.write(b'{"pid": 7, "ticks": 9, "namespace": 1, "rank": 0, "script": "a.py"}\n{"code": 3}\n')
     ...     file.flush()
-    ...     begun, words, code = read_begun(file.name)
-    >>> begun.script, words, code
+    ...     begun, raised, code = read_begun(file.name)
+    >>> begun.script, raised, code
     ('a.py', None, 3)
     """
     try:
@@ -125,14 +125,14 @@ def read_begun(path: str) -> tuple[Begun, Words | None, int | None] | None:
         begun = msgspec.json.decode(first, type=Begun)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    words, code = None, None
+    raised, code = None, None
     for line in rest:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             if line.startswith(b'{"code"'):
                 code = msgspec.json.decode(line, type=_Code).code
             elif line:
-                words = msgspec.json.decode(line, type=Words)
-    return begun, words, code
+                raised = msgspec.json.decode(line, type=Raised)
+    return begun, raised, code
 
 
 class _Program(msgspec.Struct):
@@ -141,7 +141,7 @@ class _Program(msgspec.Struct):
     path: str
     begun: Begun
     began_s: float
-    words: Words | None = None
+    raised: Raised | None = None
     code: int | None = None
     pid: int | None = None  # here
     pidfd: int = -1
@@ -149,8 +149,8 @@ class _Program(msgspec.Struct):
     ended_s: float | None = None
     launched: bool = False  # a launcher's own child: a rank for sure
     trained: bool = False
-    told: bool = False  # its bad end
-    noted: int = 0  # how often it was told that it does not train
+    reported: bool = False  # its bad end
+    noted: int = 0  # how often it was reported that it does not train
     settled_s: float | None = None
 
     @property
@@ -164,8 +164,8 @@ class _Program(msgspec.Struct):
         status = self.status
         if status is None or status.signal in _STOPS or status.code == 0:
             return False
-        if self.words is not None:
-            return self.words.exception not in _INTERRUPTS
+        if self.raised is not None:
+            return self.raised.exception not in _INTERRUPTS
         code = self.code if status.code is None else status.code
         return status.signal is not None or (bool(code) and code not in _STOP_CODES)
 
@@ -173,26 +173,26 @@ class _Program(msgspec.Struct):
     def silent(self) -> bool:
         """Whether it ended without the end of its interpreter, and the kernel does not say how."""
         unknown = self.status is not None and self.status.code is None and self.status.signal is None
-        return unknown and self.words is None and self.code is None and os.path.lexists(self.path)
+        return unknown and self.raised is None and self.code is None and os.path.lexists(self.path)
 
     @property
-    def own_words(self) -> Words | None:
+    def own_exception(self) -> Raised | None:
         """Its exception, unless that only says that a child has failed."""
-        return None if self.words is None or self.words.exception in _OF_LAUNCHERS else self.words
+        return None if self.raised is None or self.raised.exception in _OF_LAUNCHERS else self.raised
 
     @property
     def how(self) -> str:
         """How it ended, in words."""
         code = self.code if self.status is None or self.status.code is None else self.status.code
-        if self.own_words is not None:
-            return self.own_words.message[:200]
+        if self.own_exception is not None:
+            return self.own_exception.message[:200]
         if self.status is not None and self.status.signal is not None:
             return self.status.signal
         return "nobody knows how" if code is None else f"exit code {code}"
 
 
 class BegunPrograms:
-    """The programs of this node that have not trained, and what is to be told of their ends.
+    """The programs of this node that have not trained, and what is to be reported of their ends.
 
     Parameters
     ----------
@@ -206,7 +206,9 @@ class BegunPrograms:
         self._run_dir, self._scope, self._clock, self._finder = run_dir, scope, clock, finder
         self._programs: dict[str, _Program] = {}  # by file name
         self._settled: set[str] = set()  # names whose end was dealt with before a restart
-        self._alive_s: dict[str, float] = {}  # trainers, by file name: when they were last seen alive
+        self._alive_s: dict[str, float] = {}  # the newest trainers, by file name: when they were last seen alive
+        self._names: list[str] = []  # in the hook's folder at the last look
+        self._trainers: set[int] = set()  # pids, as their own hook files say, of those there
         self._command: bool | None = None  # whether a command is watched, and goes on: None: there is none
         self._exit_code: int | None = None
         self._interrupted = False  # a person or a scheduler has ended the command
@@ -215,11 +217,6 @@ class BegunPrograms:
     def fds(self) -> list[int]:
         """What is readable once a program has ended."""
         return [one.pidfd for one in self._programs.values() if one.pidfd >= 0]
-
-    @property
-    def waits(self) -> bool:
-        """Whether something may be told later although nothing changes."""
-        return any(one.settled_s is None for one in self._programs.values())
 
     def position(self) -> JsonObject:
         """What has been dealt with."""
@@ -237,11 +234,15 @@ class BegunPrograms:
         for one in self._programs.values():
             _release(one)
 
-    def look(self, names: Iterable[str], trainers: Collection[str]) -> None:
+    def look(self, names: list[str], trainers: Collection[str]) -> None:
         """Take up new programs of the hook's folder, which holds `names`; `trainers` are hook files of living ones."""
         now_s = self._clock.monotonic_s()
         self._alive_s.update(dict.fromkeys(trainers, now_s))
-        pids = {int(name.split("-")[2].split(".")[0]) for name in names if name.endswith(".hook")}
+        for name in list(self._alive_s)[: max(0, len(self._alive_s) - MOST)]:
+            del self._alive_s[name]
+        if names != self._names:  # file names are anybody's, so only those of trusted owners count
+            self._names = names
+            self._trainers = {int(entry.name.split("-")[2].split(".")[0]) for entry in hook_files(self._run_dir)}
         there = {name for name in names if name.endswith(SUFFIX)}
         self._settled &= there
         new = there - self._programs.keys() - self._settled
@@ -249,14 +250,14 @@ class BegunPrograms:
             if entry.name in new and len(self._programs) < MOST:
                 self._take_up(entry.name, entry.path, now_s)
         for one in self._programs.values():
-            one.trained = one.trained or one.begun.pid in pids
+            one.trained = one.trained or one.begun.pid in self._trainers
 
     def _take_up(self, name: str, path: str, now_s: float) -> None:
         found = read_begun(path)
         if found is None:
             return  # not whole yet
-        begun, words, code = found
-        one = _Program(path, begun, min(now_s, begun.start_monotonic_s), words, code)
+        begun, raised, code = found
+        one = _Program(path, begun, min(now_s, begun.start_monotonic_s), raised, code)
         one.launched = begun.launched or (begun.is_rank and begun.ppid == self._torchrun())
         sight = self._finder.look(begun)
         if sight.state == "":
@@ -291,9 +292,9 @@ class BegunPrograms:
     def _end(self, one: _Program, status: ExitStatus, now_s: float) -> None:
         one.status, one.ended_s = status, now_s
         if (found := read_begun(one.path)) is not None:
-            one.begun, one.words, one.code = found
+            one.begun, one.raised, one.code = found
             with suppress(OSError):
-                if one.words is not None or one.code is not None:  # by the disk's own clock
+                if one.raised is not None or one.code is not None:  # by the disk's own clock
                     one.ended_s -= max(0.0, time.time() - os.stat(one.path).st_mtime)  # noqa: PTH116
 
     def follow(self, event: EventRecord) -> None:
@@ -306,7 +307,7 @@ class BegunPrograms:
             self._interrupted = bool(event.fields.get("interrupted"))
 
     def news(self, now_s: float, *, exits: bool) -> Iterator[EventRecord]:
-        """What is to be told now; `exits`: nobody else tells how ranks end."""
+        """What is to be reported now; `exits`: no other program reports how ranks end."""
         mono_s = self._clock.monotonic_s()
         for name, one in list(self._programs.items()):
             if one.settled_s is not None and mono_s - one.settled_s >= FORGET_S:
@@ -321,20 +322,20 @@ class BegunPrograms:
                     yield self._excused(one, now_s, "it did not fail")
             elif one.launched:
                 if not self._awaits_end(one, mono_s):
-                    one.settled_s, one.told = mono_s, not self._interrupted
-                    yield from () if self._interrupted else self._told(one, now_s, exits=exits)
+                    one.settled_s, one.reported = mono_s, not self._interrupted
+                    yield from () if self._interrupted else self._reported(one, now_s, exits=exits)
             elif one.top or one.begun.is_rank:
                 yield from self._last_word(one, now_s, mono_s)
             elif self._is_over(one):
                 one.settled_s = mono_s
 
     def _awaits_end(self, one: _Program, mono_s: float) -> bool:
-        """Whether the end of the command may tell that a killed rank was stopped: launchers end so what is left."""
+        """Whether the command's end may show that a killed rank was stopped: launchers kill the ranks that are left."""
         killed = one.status is not None and one.status.signal == "SIGKILL"
         return killed and self._command is True and mono_s - (one.ended_s or 0.0) < HOLD_S
 
     def _note(self, one: _Program, now_s: float, for_s: float) -> Iterator[EventRecord]:
-        """Tell that a program runs and does not train; what it has used tells who sleeps and who works."""
+        """Report that a program runs and does not train; its processor time says whether it works or sleeps."""
         passed = sum(for_s >= noted_s for noted_s in NOTED_S)
         if passed > one.noted and self._may_train(one):
             one.noted = passed
@@ -360,13 +361,13 @@ class BegunPrograms:
             return
         one.settled_s = mono_s
         if over and (self._exit_code or self._interrupted):
-            return  # the end of the command tells more
+            return  # the end of the command says more
         excuse = self._excuse(one) or ("how it ended is not known" if one.silent else "")
         if excuse:
             yield self._excused(one, now_s, excuse)
         else:
-            one.told = True
-            yield from self._told(one, now_s, exits=True)
+            one.reported = True
+            yield from self._reported(one, now_s, exits=True)
 
     def _excused(self, one: _Program, now_s: float, excuse: str) -> EventRecord:
         said = f"{one.begun.script} ended before it trained: {one.how}"
@@ -375,8 +376,8 @@ class BegunPrograms:
     def _excuse(self, one: _Program) -> str:
         """Why a program that ended badly is not what the job has failed by; empty if it is."""
         ended_s, below = one.ended_s or 0.0, self._below(one)
-        if any(other.told or other.trained for other in below):
-            return "its ranks are told of"
+        if any(other.reported or other.trained for other in below):
+            return "its ranks are reported"
         whose = f"rank-{one.begun.rank}-" if one.begun.is_rank else ""
         if any(alive_s > one.began_s + SLACK_S and name.startswith(whose) for name, alive_s in self._alive_s.items()):
             return "a process trained meanwhile"
@@ -387,7 +388,7 @@ class BegunPrograms:
         return "" if self._has_reason(one) else self._of_code(one, below)
 
     def _has_reason(self, one: _Program) -> bool:
-        return self._words(one) is not None or (one.status is not None and one.status.signal is not None)
+        return self._exception(one) is not None or (one.status is not None and one.status.signal is not None)
 
     def _of_code(self, one: _Program, below: list[_Program]) -> str:
         launcher = any(other.begun.is_rank or other.failed for other in below)
@@ -397,11 +398,11 @@ class BegunPrograms:
             return "it gave no reason, and is no script"
         return ""
 
-    def _words(self, one: _Program) -> Words | None:
+    def _exception(self, one: _Program) -> Raised | None:
         """The exception that a program, or else what it has started, has ended by."""
-        found = [other.own_words for other in self._below(one) if other.failed]
-        newest = max((words for words in found if words is not None), key=lambda words: words.time_s, default=None)
-        return one.own_words or newest
+        found = [other.own_exception for other in self._below(one) if other.failed]
+        newest = max((one for one in found if one is not None), key=lambda one: one.time_s, default=None)
+        return one.own_exception or newest
 
     def _below(self, one: _Program) -> list[_Program]:
         """All that a program has started, and what that has started."""
@@ -414,10 +415,10 @@ class BegunPrograms:
                 pids.add(other.begun.pid)
         return found
 
-    def _told(self, one: _Program, now_s: float, *, exits: bool) -> Iterator[EventRecord]:
-        words = self._words(one) if not one.launched else one.own_words
-        if words is not None:
-            fields = msgspec.to_builtins(words)
+    def _reported(self, one: _Program, now_s: float, *, exits: bool) -> Iterator[EventRecord]:
+        raised = self._exception(one) if not one.launched else one.own_exception
+        if raised is not None:
+            fields = msgspec.to_builtins(raised)
             text, time_s = fields.pop("message"), fields.pop("time_s")
             fields["type"] = fields.pop("exception")
             yield self._event("exception", one, min(time_s, now_s), text, **fields)

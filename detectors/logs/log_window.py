@@ -96,7 +96,7 @@ class LogWindow(WholeMemory):
         self._now_s = 0.0
         self._line_s = 0.0  # newest line
         self._complaints = Complaints()
-        self._failed_s = -1e18  # when something last failed that no program survives
+        self._failed_s = float("-inf")  # when something last failed that no program survives
         self._tasks = Tasks()
         self._judged = False  # by all logs of a recording together
         self._only: tuple[int, str] | None = None  # process that ended, where a full disk ended the job

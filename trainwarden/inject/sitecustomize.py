@@ -221,7 +221,8 @@ def _above(folder: str) -> tuple[int, bool]:
     names = os.listdir(folder)
     if len(names) > _MOST_FILES:
         raise OSError("too many files")
-    begun = {name.split("-")[2].split(".")[0]: name for name in names if name.endswith((".begun", ".hook"))}
+    ours = (name.split("-") for name in names if name.startswith("rank-") and name.endswith((".begun", ".hook")))
+    begun = {parts[2].split(".")[0]: "-".join(parts) for parts in ours if len(parts) > 2}
     pid = os.getppid()
     for _ in range(_GENERATIONS):
         name = begun.get(str(pid))

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import typer
 
+from trainwarden.cli.shared.formatting import counted
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json
 from trainwarden.cli.shared.output import Voice
 from trainwarden.errors import NotJudged, WardenError
@@ -49,9 +50,11 @@ def checkpoints(
         raise NotJudged(f"no job keeps checkpoints in {job_folder(job or '', root).parent} of this node")
     voice = Voice(json)
     for one in jobs:
-        one.update(_proposal(one, bus, config))
         for line in _lines(one):
             voice.say(line)
+        if "stall_s" in one:  # last, as a bus may be away
+            one.update(_proposal(one, bus, config))
+            voice.say(f"  a save holds training up for {one['stall_s']:.2g} s; {_interval_words(one)}")
     voice.answer({"jobs": jobs})
     return 0
 
@@ -81,15 +84,12 @@ def _proposal(one: dict[str, Any], bus: str | None, config: Path | None) -> dict
     """How often to save, by what a save has cost and how often the job has failed; else why that is not known."""
     from trainwarden.cli.ask.jobs_on_bus import views_of
 
-    if "stall_s" not in one:
-        return {}
     try:
         views = views_of(bus, config, one["job"])
     except WardenError as error:
         return {"no_interval": f"what is known of failures cannot be read: {error}"}
-    return (
-        {"interval": found} if isinstance(found := interval_of(one["stall_s"], views), dict) else {"no_interval": found}
-    )
+    found = interval_of(one["stall_s"], views)
+    return {"no_interval": found} if isinstance(found, str) else {"interval": found}
 
 
 def interval_of(stall_s: float, views: Sequence[JobView]) -> dict[str, Any] | str:
@@ -127,8 +127,6 @@ def _lines(one: dict[str, Any]) -> list[str]:
     for what, back in one["if_lost"].items():
         to = "everything is lost" if back is None else f"back to step {back['step']}, {back['age_s']:.0f} s old"
         said.append(f"  if {what} is lost now: {to}" if what != "all nodes" else f"  if all nodes are lost now: {to}")
-    if "stall_s" in one:
-        said.append(f"  a save holds training up for {one['stall_s']:.2g} s; {_interval_words(one)}")
     said += [f"  {who}: {why}" for who, why in one["away"].items()]
     return said
 
@@ -137,5 +135,5 @@ def _interval_words(one: dict[str, Any]) -> str:
     if (found := one.get("interval")) is None:
         return f"no interval is proposed: {one.get('no_interval')}"
     steps = f" ({found['steps']} steps)" if "steps" in found else ""
-    of = f"{found['failures']} failures in {found['watched_s'] / 3600:.1f} h"
+    of = f"{counted(found['failures'], 'failure')} in {found['watched_s'] / 3600:.1f} h"
     return f"with {of}, saves every {found['interval_s']:.3g} s{steps} lose least: {100 * found['lost_share']:.2g} %"

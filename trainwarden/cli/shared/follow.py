@@ -36,6 +36,7 @@ MAX_ROWS: Final = 200_000  # steps of ranks that are kept, some 80 MB: a run may
 MAX_RECORDS: Final = 10_000  # verdicts, events and actions
 MAX_NAMES: Final = 10_000  # of metrics
 MAX_UNTRAINED: Final = 3  # programs that are named, the newest
+MAX_PROGRAMS: Final = 256  # that have not trained and are remembered, the newest
 
 
 class JobView:
@@ -58,7 +59,7 @@ class JobView:
         self._ranks: set[int] = set()
         self._trainers: set[str] = set()
         self._bases: dict[int, tuple[str, str]] = {}
-        self._has_untrained = False
+        self._untrained: dict[object, EventRecord] = {}  # the newest of each program that has not trained
         self.ended = False
         self.exit_code: int | None = None
         self.interrupted = False
@@ -85,7 +86,6 @@ class JobView:
                 pass
             case EventRecord():
                 self.events.append(record)
-                self._has_untrained |= "untrained" in record.fields
                 self._feed_life(record)
             case MetricsRecord():
                 self._feed_metrics(record)
@@ -100,7 +100,12 @@ class JobView:
             self.metric_names.update(record.names)
 
     def _feed_life(self, record: EventRecord) -> None:
-        """The begin and the end of the command."""
+        """The begin and the end of the command, and of programs that have not trained."""
+        if "untrained" in record.fields:
+            self._untrained.pop(name := record.fields.get("incarnation"), None)
+            self._untrained[name] = record
+            for old in list(self._untrained)[:-MAX_PROGRAMS]:
+                del self._untrained[old]
         if record.kind == "job_start":
             self.ended, self.exit_code, self.interrupted = False, None, False
         elif record.kind == "job_end":
@@ -173,19 +178,17 @@ class JobView:
 
     def untrained(self) -> list[str]:
         """Of programs that have not trained: who has ended badly without being accused, and who is still there."""
-        return [event.message for event in self._untrained()][-MAX_UNTRAINED:]
+        return [event.message for event in self._not_training()][-MAX_UNTRAINED:]
 
     def idle(self, least_s: float) -> list[str]:
         """Of programs that have run for `least_s` and have not trained."""
-        found = [one for one in self._untrained() if one.kind == "process_begun"]
+        found = [one for one in self._not_training() if one.kind == "process_begun"]
         return [one.message for one in found if float(one.fields.get("for_s") or 0.0) >= least_s]
 
-    def _untrained(self) -> list[EventRecord]:
-        if not self._has_untrained:
-            return []
-        newest = {event.fields.get("incarnation"): event for event in self.events if "untrained" in event.fields}
+    def _not_training(self) -> list[EventRecord]:
         trained = {pid for beat in self.heartbeats.values() for pid in beat.pids}
-        there = [event for event in newest.values() if event.kind == "process_begun" or "excused" in event.fields]
+        newest = self._untrained.values()
+        there = [event for event in newest if event.kind == "process_begun" or "excused" in event.fields]
         return [event for event in there if event.fields.get("pid") not in trained]
 
     def incident_objects(self) -> list[dict[str, Any]]:

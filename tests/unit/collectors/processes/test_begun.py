@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,8 @@ import pytest
 import trainwarden
 from tests.doubles import ManualClock
 from tests.hook_doubles import write_header
-from trainwarden.collectors.processes.begun import HOLD_S, NOTED_S, Begun, read_begun
+from trainwarden import rundir
+from trainwarden.collectors.processes.begun import FORGET_S, HOLD_S, NOTED_S, Begun, read_begun
 from trainwarden.collectors.processes.collector import ProcessesCollector
 from trainwarden.protocols import Scope
 from trainwarden.records import EventRecord
@@ -75,8 +77,8 @@ class Job:
         with (self.run_dir / "events.jsonl").open("ab") as file:
             file.write(EVENTS.encode(event) + b"\n")
 
-    def told(self, later_s: float = 0.0) -> list[tuple[str, int | None, str]]:
-        """Kind, rank and words of what is told now, the command's own facts left out."""
+    def reported(self, later_s: float = 0.0) -> list[tuple[str, int | None, str]]:
+        """Kind, rank and message of what is reported now, the command's own facts left out."""
         self.clock.sleep(later_s)
         events = [one for one in self.collector.collect(time.time()) if isinstance(one, EventRecord)]
         return [(one.kind, one.rank, one.message) for one in events if not one.kind.startswith("job_")]
@@ -94,16 +96,72 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 def test_the_last_word_of_a_job_is_told_with_its_exception_once_nothing_follows(job: Job) -> None:
     job.run(RAISES)
-    assert job.told() == []
-    exception, ended = job.told(HOLD_S)
+    assert job.reported() == []
+    exception, ended = job.reported(HOLD_S)
     assert exception == ("exception", 0, "ValueError: no lr")
     assert ended[:2] == ("process_exit", 0)
-    assert job.told(HOLD_S) == []
+    assert job.reported(HOLD_S) == []
+
+
+@pytest.mark.parametrize("planted", ["x.hook", "a-b-c.hook", "x.begun", "rank-.begun", "rank-0-.hook"])
+def test_files_of_other_names_in_the_folder_blind_nobody(job: Job, planted: str) -> None:
+    (job.run_dir / "hook" / planted).touch()
+    job.run(RAISES)
+    job.reported()
+    assert [kind for kind, _, _ in job.reported(HOLD_S)] == ["exception", "process_exit"]
+
+
+def test_a_program_with_a_hook_file_of_its_own_has_trained(job: Job) -> None:
+    process = job.start(RAISES)
+    process.wait(60)
+    (job.run_dir / "hook" / f"rank-0-{process.pid}.hook").touch()
+    assert job.reported() == []
+    assert [kind for kind, _, _ in job.reported(HOLD_S) if kind != "process_start"] == []
+
+
+def test_a_rank_of_our_torchrun_is_reported_at_once(job: Job) -> None:
+    """That torchrun leaves no file of its own; it says who it is."""
+    (job.run_dir / rundir.TORCHRUN).write_text(json.dumps({"pid": os.getpid()}))
+    job.run(RAISES, RANK="2", WORLD_SIZE="4")
+    assert [(kind, rank) for kind, rank, _ in job.reported()] == [("exception", 2)]
+
+
+def test_a_fork_that_fails_is_not_the_program(job: Job) -> None:
+    waits = "import os, sys\nif os.fork() == 0:\n    raise ValueError('no lr')\nos.wait()\nopen('waited', 'w')\ninput()"
+    process = job.start(waits)
+    deadline = time.monotonic() + 60.0
+    while not (job.folder / "waited").exists():
+        assert time.monotonic() < deadline
+    (path,) = (job.run_dir / "hook").glob("*.begun")
+    found = read_begun(str(path))
+    assert found is not None
+    assert found[1:] == (None, None)
+    process.communicate("\n")
+    assert job.reported() == job.reported(HOLD_S) == []
+
+
+def test_a_file_goes_once_its_program_is_reported_and_torchrun_has_had_time_to_read_it(job: Job) -> None:
+    job.run(RAISES)
+    job.reported()
+    job.reported(HOLD_S)
+    (path,) = (job.run_dir / "hook").glob("*.begun")
+    job.reported(FORGET_S - 1.0)
+    assert path.exists()
+    job.reported(1.0)
+    assert not path.exists()
+
+
+def test_where_no_agent_removes_the_files_a_program_leaves_no_more(job: Job) -> None:
+    for number in range(4_097):
+        (job.run_dir / "hook" / f"rank-0-{number}.begun").touch()
+    process = job.start(RAISES)
+    process.wait(60)
+    assert not (job.run_dir / "hook" / f"rank-0-{process.pid}.begun").exists()
 
 
 def test_the_exception_has_its_frame_and_says_that_nothing_was_trained(job: Job) -> None:
     job.run(RAISES)
-    job.told()
+    job.reported()
     job.clock.sleep(HOLD_S)
     event = next(one for one in job.collector.collect(time.time()) if isinstance(one, EventRecord))
     assert (event.fields["type"], event.fields["frame"]) == ("ValueError", "train.py:1 in <module>")
@@ -113,26 +171,26 @@ def test_the_exception_has_its_frame_and_says_that_nothing_was_trained(job: Job)
 def test_a_program_that_ends_well_leaves_nothing(job: Job) -> None:
     job.run("import sys; sys.exit(0)")
     assert not list((job.run_dir / "hook").iterdir())
-    assert job.told(HOLD_S) == []
+    assert job.reported(HOLD_S) == []
 
 
 def test_an_exit_code_of_a_script_is_told_where_no_command_is_watched(job: Job) -> None:
     job.run(EXITS)
-    job.told()
-    assert job.told(HOLD_S) == [("process_exit", 0, "rank 0 (train.py) ended before it trained: exit code 3")]
+    job.reported()
+    assert job.reported(HOLD_S) == [("process_exit", 0, "rank 0 (train.py) ended before it trained: exit code 3")]
 
 
 def test_an_exit_code_within_a_command_that_ends_well_accuses_nobody_but_is_named(job: Job) -> None:
     job.command("job_start")
-    job.told()
+    job.reported()
     job.run(EXITS)
     job.command("job_end", exit_code=0)
-    assert job.told() == [("process_exit", None, "train.py ended before it trained: exit code 3")]
+    assert job.reported() == [("process_exit", None, "train.py ended before it trained: exit code 3")]
 
 
 def test_an_exception_within_a_command_that_ends_well_is_told_before_its_end(job: Job) -> None:
     job.command("job_start")
-    job.told()
+    job.reported()
     job.run(RAISES)
     job.command("job_end", exit_code=0)
     kinds = [one.kind for one in job.collector.collect(time.time()) if isinstance(one, EventRecord)]
@@ -141,21 +199,21 @@ def test_an_exception_within_a_command_that_ends_well_is_told_before_its_end(job
 
 def test_a_command_that_fails_has_a_better_word_than_ours(job: Job) -> None:
     job.command("job_start")
-    job.told()
+    job.reported()
     job.run(RAISES)
     job.command("job_end", exit_code=1)
-    assert job.told() == []
+    assert job.reported() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_signal_is_told(job: Job, number: signal.Signals) -> None:
     process = job.start(WAITS)
     job.begun("train.py")
-    assert job.told() == []
+    assert job.reported() == []
     process.send_signal(number)
     process.wait(60)
-    job.told()
-    ends = job.told(HOLD_S)
+    job.reported()
+    ends = job.reported(HOLD_S)
     if sys.platform == "linux" and not ends:
         pytest.skip("this kernel forgets how a process ended that its parent has reaped (before 6.15)")
     assert ends == [("process_exit", 0, f"rank 0 (train.py) ended before it trained: {number.name}")]
@@ -164,26 +222,26 @@ def test_a_signal_is_told(job: Job, number: signal.Signals) -> None:
 def test_who_was_stopped_has_not_failed(job: Job) -> None:
     process = job.start(WAITS)
     job.begun("train.py")
-    job.told()
+    job.reported()
     process.terminate()
     process.wait(60)
-    job.told()
-    assert job.told(HOLD_S) == []
+    job.reported()
+    assert job.reported(HOLD_S) == []
 
 
 def test_a_program_in_whose_place_another_starts_is_only_named(job: Job) -> None:
     job.run(RAISES, "probe.py")
     job.start(WAITS)
     job.begun("train.py")
-    job.told()
-    assert job.told(HOLD_S) == [("process_exit", None, "probe.py ended before it trained: ValueError: no lr")]
+    job.reported()
+    assert job.reported(HOLD_S) == [("process_exit", None, "probe.py ended before it trained: ValueError: no lr")]
 
 
 def test_one_that_was_over_before_anybody_looked_excuses_the_one_before_it_too(job: Job) -> None:
     job.run(RAISES, "probe.py")
     job.run("", "train.py")
-    job.told()
-    assert [rank for _, rank, _ in job.told(HOLD_S)] == [None]
+    job.reported()
+    assert [rank for _, rank, _ in job.reported(HOLD_S)] == [None]
 
 
 def test_a_program_beside_one_that_trains_is_only_named(job: Job) -> None:
@@ -192,25 +250,25 @@ def test_a_program_beside_one_that_trains_is_only_named(job: Job) -> None:
     write_header(job.run_dir / "hook" / f"rank-0-{trains.pid}.hook", trains.pid)
     process = job.start(WAITS + "\n" + RAISES, "eval.py")
     job.begun("eval.py")
-    job.told()
-    job.told(1.0)  # both are alive
+    job.reported()
+    job.reported(1.0)  # both are alive
     process.communicate("\n", 60)
-    job.told()
-    assert [(kind, rank) for kind, rank, _ in job.told(HOLD_S)] == [("process_exit", None)]
+    job.reported()
+    assert [(kind, rank) for kind, rank, _ in job.reported(HOLD_S)] == [("process_exit", None)]
 
 
 def test_what_a_program_starts_is_its_own_business(job: Job) -> None:
     (job.folder / "probe.py").write_text(RAISES)
     job.run(STARTS, "train.py", "probe.py", "-")
-    job.told()
-    assert job.told(HOLD_S) == []
+    job.reported()
+    assert job.reported(HOLD_S) == []
 
 
 def test_a_launcher_that_fails_by_its_child_is_told_by_the_childs_words(job: Job) -> None:
     (job.folder / "child.py").write_text(RAISES)
     job.run(STARTS, "launch.py", "child.py")
-    job.told()
-    exception, ended = job.told(HOLD_S)
+    job.reported()
+    exception, ended = job.reported(HOLD_S)
     assert exception == ("exception", 0, "ValueError: no lr")
     assert ended[2].startswith("rank 0 (launch.py)")
 
@@ -218,8 +276,8 @@ def test_a_launcher_that_fails_by_its_child_is_told_by_the_childs_words(job: Job
 def test_a_rank_of_a_launcher_is_told_at_once_and_its_launcher_not_at_all(job: Job) -> None:
     (job.folder / "train.py").write_text(EXITS)
     job.run(LAUNCHES, "launch.py", "train.py")
-    assert job.told() == [("process_exit", 1, "rank 1 (train.py) ended before it trained: exit code 3")]
-    assert [(kind, rank) for kind, rank, _ in job.told(HOLD_S)] == [("process_exit", None)]
+    assert job.reported() == [("process_exit", 1, "rank 1 (train.py) ended before it trained: exit code 3")]
+    assert [(kind, rank) for kind, rank, _ in job.reported(HOLD_S)] == [("process_exit", None)]
 
 
 def test_a_rank_that_its_launcher_killed_at_an_interruption_has_not_failed(job: Job) -> None:
@@ -227,12 +285,12 @@ def test_a_rank_that_its_launcher_killed_at_an_interruption_has_not_failed(job: 
     job.command("job_start")
     launcher = job.start(LAUNCHES, "launch.py", "train.py")
     rank = job.begun("train.py")
-    job.told()
+    job.reported()
     os.kill(rank.pid, signal.SIGKILL)
     launcher.wait(60)
-    assert job.told() == []
+    assert job.reported() == []
     job.command("job_end", exit_code=130, interrupted="SIGINT")
-    assert job.told() == []
+    assert job.reported() == []
 
 
 @pytest.mark.parametrize(
@@ -241,46 +299,46 @@ def test_a_rank_that_its_launcher_killed_at_an_interruption_has_not_failed(job: 
 def test_a_one_liner_and_a_module_that_gives_no_reason_accuse_nobody(job: Job, words: tuple[str, ...]) -> None:
     environ = {**os.environ, "TRAINWARDEN_HOOK_DIR": str(job.run_dir / "hook"), "PYTHONPATH": str(INJECT)}
     subprocess.run([sys.executable, *words], env=environ, stderr=subprocess.DEVNULL, cwd=job.folder, check=False)
-    job.told()
-    assert [rank for _, rank, _ in job.told(HOLD_S)] == ([None] if words[0] == "-m" else [])
+    job.reported()
+    assert [rank for _, rank, _ in job.reported(HOLD_S)] == ([None] if words[0] == "-m" else [])
 
 
 def test_a_program_that_lives_and_does_not_train_is_named_now_and_then(job: Job) -> None:
     process = job.start(WAITS)
     job.begun("train.py")
-    assert job.told() == []
+    assert job.reported() == []
     for before_s, seconds in zip((0.0, *NOTED_S), NOTED_S, strict=False):
-        ((kind, rank, said),) = job.told(seconds - before_s)
+        ((kind, rank, said),) = job.reported(seconds - before_s)
         assert (kind, rank) == ("process_begun", 0)
         assert said.startswith(f"rank 0 (train.py) has run for {seconds:.0f} s and not trained yet, 0.")
-        assert job.told(1.0) == []
+        assert job.reported(1.0) == []
     process.communicate("\n", 60)
-    assert job.told() == [("process_exit", None, "train.py ended before it trained: exit code 0")]
+    assert job.reported() == [("process_exit", None, "train.py ended before it trained: exit code 0")]
 
 
 def test_what_was_told_is_not_told_again_after_a_restart_of_the_agent(job: Job) -> None:
     job.run(RAISES)
-    job.told()
-    assert job.told(HOLD_S)
+    job.reported()
+    assert job.reported(HOLD_S)
     position = job.collector.position()
     job.collector.close()
     scope = Scope(job="job", node="n0", run_dir=str(job.run_dir))
     job.collector = ProcessesCollector(ProcessesCollector.Config(), scope, job.clock)
     job.collector.restore(position)
-    job.told()
-    assert job.told(HOLD_S) == []
+    job.reported()
+    assert job.reported(HOLD_S) == []
 
 
 def test_what_ended_on_another_day_is_not_told(job: Job) -> None:
     job.run(RAISES)
     (path,) = (job.run_dir / "hook").glob("*.begun")
     os.utime(path, (time.time() - 3600.0,) * 2)
-    job.told()
-    assert job.told(HOLD_S) == []
+    job.reported()
+    assert job.reported(HOLD_S) == []
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]\n", b'{"pid": -1}\n', b"\xff" * 100])
 def test_a_file_that_is_not_ours_is_passed_over(job: Job, data: bytes) -> None:
     (job.run_dir / "hook" / "rank-0-4194303.begun").write_bytes(data)
-    job.told()
-    assert job.told(HOLD_S) == []
+    job.reported()
+    assert job.reported(HOLD_S) == []

@@ -199,3 +199,9 @@ def test_every_question_is_frozen_and_refuses_unknown_keys(name: str) -> None:
     assert kind.__struct_config__.frozen
     assert kind.__struct_config__.forbid_unknown_fields
     assert issubclass(kind, msgspec.Struct)
+
+
+def test_closed_standard_input_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ConfigError, match="standard input is closed"):
+        plan("ladder")

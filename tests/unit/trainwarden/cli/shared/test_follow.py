@@ -8,9 +8,9 @@ import pytest
 
 from trainwarden.bus.embedded.engine import EmbeddedBus
 from trainwarden.cli.shared import follow
-from trainwarden.cli.shared.follow import Follower, JobView, record_line
+from trainwarden.cli.shared.follow import MAX_PROGRAMS, Follower, JobView, record_line
 from trainwarden.errors import BusUnavailable
-from trainwarden.records import IncidentRecord, IterationRecord, Suspect
+from trainwarden.records import EventRecord, IncidentRecord, IterationRecord, Suspect
 from trainwarden.topics import INCIDENTS, ITERATIONS
 
 
@@ -121,3 +121,14 @@ def test_a_run_of_months_takes_no_more_memory_and_counts_all_its_steps(monkeypat
     assert len(view.steps) == 1_000
     assert (view.steps_done(), view.last_step(), view.ranks()) == (5_000, 4_999, [0, 1, 2, 3])
     assert view.iteration_s() == 0.5
+
+
+def test_of_programs_that_have_not_trained_the_newest_are_remembered() -> None:
+    view = JobView("j")
+    for number in (*range(300), 44):
+        view.feed(EventRecord(
+            id=f"begun/{number}", job="j", node="n", time_s=1.0, kind="process_begun", message=f"program {number}",
+            fields={"untrained": True, "incarnation": f"{number}-t1", "pid": number, "for_s": 60.0},
+        ))  # fmt: skip
+    assert len(view.idle(60.0)) == MAX_PROGRAMS
+    assert view.untrained() == ["program 298", "program 299", "program 44"]
