@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainwarden.log_shapes import SHAPES, masked, unmasked
+from trainwarden.log_shapes import by_shape, unmasked
 from trainwarden.recorded.job import Floats
 
 Flags = npt.NDArray[np.bool_]
@@ -272,13 +272,7 @@ def _possible(text: str) -> tuple[_Form, ...]:
     head = text[:_HEAD_CHARS]
     if "|" in head or head.startswith(":::"):
         head = text[:_MOST_HEAD_CHARS]
-    shape = masked(head)
-    found = _forms.get(shape)
-    if found is None:
-        if len(_forms) >= SHAPES:
-            _forms.clear()
-        found = _forms[shape] = tuple(_find_forms(unmasked(shape)))
-    return found
+    return _forms_of(head)
 
 
 def _find_forms(head: str) -> Iterator[_Form]:
@@ -310,7 +304,7 @@ def _forms_at(head: str, start: int, kinds: Mapping[str, tuple[_Kind, ...]]) -> 
         yield _Form(time_of, "utc" if zoned else clock, start, match.end(), end, groups)
 
 
-_forms: dict[bytes, tuple[_Form, ...]] = {}
+_forms_of = by_shape(lambda shape: tuple(_find_forms(unmasked(shape))))
 
 
 def zone_s(times_s: Sequence[float] | Floats, clocks: Sequence[Clock]) -> float:
