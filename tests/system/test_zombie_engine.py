@@ -228,5 +228,27 @@ def test_while_no_new_heartbeat_is_answered_nothing_is_handed_out(
     bus.close()
 
 
+def test_where_a_heartbeat_is_under_way_at_each_look_records_are_handed_out(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a broker that takes longer to answer than a heartbeat waits for the one before."""
+    bus = bus_of(kafka_broker.server, f"t{uuid.uuid4().hex[:8]}.")
+    bus.publish(EVENTS, "k", event("k", 0))
+    bus.flush()
+    consumer: Any = joined(bus.consumer([EVENTS], "g"))
+    heartbeat = consumer._consumer._coordinator.heartbeat
+    received = heartbeat.received_heartbeat
+
+    def received_and_sent() -> None:
+        received()
+        heartbeat.last_send = heartbeat.last_receive + 0.001
+
+    monkeypatch.setattr(heartbeat, "received_heartbeat", received_and_sent)
+    heartbeat.last_send = heartbeat.last_receive + 0.001
+    consumer._member_s = consumer._joined_s = float("-inf")
+    assert ids(poll_until(consumer, 1)) == ["k/0"]
+    bus.close()
+
+
 if __name__ == "__main__":
     be_the_zombie(*sys.argv[1:])

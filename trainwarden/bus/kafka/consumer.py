@@ -113,6 +113,7 @@ class GroupConsumer:
         self._lives: dict[str, Any] = {}  # the cluster's own id of each topic, another one once it is made again
         self._heard_s = self._joined_s = time.monotonic()
         self._member_s = self._joined_s  # when the last heartbeat that was answered was sent
+        self._asked_s = float("-inf")  # when the newest that was looked at was sent
         self.closed = False
         self._names = [clients.topic_name(topic) for topic in topics]
         self._compact = frozenset(clients.topic_name(topic) for topic in topics if topic.compact)
@@ -372,12 +373,11 @@ class GroupConsumer:
     def _is_unheard(self) -> bool:
         """Whether no heartbeat of a session's time was answered: what is at hand may be another member's by now.
 
-        A process that stood still finds such records before it learns that it was put out, and the answer to an earlier
-        heartbeat: an answer is as old as its question.
+        After a stop such records lie in the socket, and an earlier heartbeat's answer: it is as old as its question.
         """
         beat = self._consumer._coordinator.heartbeat
-        if beat.last_receive >= beat.last_send:
-            self._member_s = max(self._member_s, beat.last_send)
+        before_s, self._asked_s = self._asked_s, beat.last_send  # the newest may be under way
+        self._member_s = max([self._member_s, *(s for s in (before_s, self._asked_s) if s <= beat.last_receive)])
         return time.monotonic() - max(self._member_s, self._joined_s) > self._clients.config.session_timeout_s
 
     def _held_back(self) -> bool:
