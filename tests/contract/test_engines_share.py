@@ -156,6 +156,7 @@ def test_each_word_on_a_node_is_carried_out_once_by_whoever_owns_its_place(pair:
     assert set(pair.started().values()) == {1}
 
 
+@pytest.mark.thorough
 def test_all_engines_together_take_out_no_more_nodes_than_are_allowed(pair: Pair) -> None:
     """The shipped limit is five of all jobs, whoever owns them."""
     pair.launcher.able = Capabilities(can=frozenset({"evict"}))

@@ -10,7 +10,7 @@ from tests.places import ROOT
 
 def dry(tmp_path: Path, *words: str) -> list[str]:
     """The lines that ``make`` would run for `words` in a fresh clone."""
-    command = ["make", "-n", f"STAMP={tmp_path}/none", *words]
+    command = ["make", "--no-print-directory", "-n", f"STAMP={tmp_path}/none", *words]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     return ended.stdout.splitlines()
 

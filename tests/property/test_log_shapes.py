@@ -7,6 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import re2
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +91,7 @@ def lines(draw: st.DrawFn) -> str:
     return re.sub("[0-9]", lambda one: next(digits, one[0]) if share and one.start() % share == 0 else one[0], line)
 
 
+@pytest.mark.thorough
 @examples(1_500)
 @given(st.lists(lines(), min_size=1, max_size=4))
 def test_every_look_by_shape_equals_the_plain_one(said: list[str]) -> None:
@@ -132,6 +134,7 @@ def test_every_shipped_pattern_can_be_loosened() -> None:
     assert [pattern for pattern in PATTERNS if loosened(pattern) is None] == []
 
 
+@pytest.mark.thorough
 @examples(300)
 @given(lines())
 def test_a_loosened_pattern_fits_what_its_pattern_fits_and_its_shape(line: str) -> None:

@@ -92,6 +92,8 @@ def test_once_all_is_well_again_the_job_runs_or_has_been_ended_for_a_reason(mish
     for what, node, seconds in mishaps:
         world.do(what, node)
         world.pass_s(seconds)
+    if any(agent.over is not None for agent in world.agents.values()):
+        return  # the job has ended before, and who comes now would begin another
     for node in NODES:
         if node not in world.agents:
             world.start(node)

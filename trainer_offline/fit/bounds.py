@@ -34,8 +34,9 @@ def share_bounds(found: float, of: float) -> tuple[float, float]:
     share, spread = found / of, _Z * _Z / of
     middle = (share + spread / 2.0) / (1.0 + spread)
     half = math.sqrt(spread * share * (1.0 - share) + spread * spread / 4.0) / (1.0 + spread)
-    # Rounding alone would leave a bound of none or of all at 1e-17 from where it is.
-    return (0.0 if share <= 0.0 else middle - half), (1.0 if share >= 1.0 else middle + half)
+    # Rounding alone would leave a bound of none or of all at 1e-17 from where it is, or beyond it.
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return (0.0 if share <= 0.0 else low), (1.0 if share >= 1.0 else high)
 
 
 def count_bounds(seen: int) -> tuple[float, float]:

@@ -102,8 +102,6 @@ class Members:
     def is_succeeded(self, life: str, node: str, now_s: float) -> bool:
         """Whether another torchrun was started on its node since it was heard last: then that process is gone."""
         member = self._by_life.get(life)
-        if member is not None and member.beat.moves:
-            return False
         since_s = float("-inf") if member is None else member.beat_s
         return any(one.node == node and one.life != life and one.since_s > since_s for one in self.living(now_s))
 

@@ -150,6 +150,7 @@ def saved(made: KeeperService, step: int) -> None:
     write_shard(made.keeper.slots, Facts("j", id_, 0, 1, "world 1", float(step)), content(id_, 0, 500))
 
 
+@pytest.mark.thorough
 def test_a_store_of_shards_that_hangs_holds_up_no_round_no_restore_and_no_save(tmp_path, monkeypatch):
     made = service(tmp_path, clock=BootClock(), flush_every_s=0.0)
     monkeypatch.setattr(silence, "STILL_S", 0.5)
@@ -171,6 +172,7 @@ def test_a_store_of_shards_that_hangs_holds_up_no_round_no_restore_and_no_save(t
     assert not thread.is_alive()
 
 
+@pytest.mark.thorough
 def test_a_stop_waits_for_a_checkpoint_that_the_store_takes(tmp_path, monkeypatch):
     begun, put, seal = threading.Event(), Store.put, Store.seal
 

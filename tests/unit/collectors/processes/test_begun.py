@@ -153,7 +153,7 @@ def test_a_file_goes_once_its_program_is_reported_and_torchrun_has_had_time_to_r
 
 def test_where_no_agent_removes_the_files_a_program_leaves_no_more(job: Job) -> None:
     for number in range(4_097):
-        (job.run_dir / "hook" / f"rank-0-{number}.begun").touch()
+        (job.run_dir / "hook" / f"rank-0-{10**9 + number}.begun").touch()  # no process has these numbers
     process = job.start(RAISES)
     process.wait(60)
     assert not (job.run_dir / "hook" / f"rank-0-{process.pid}.begun").exists()

@@ -79,6 +79,7 @@ def test_without_its_length_a_shard_is_not_sealed(tmp_path):
             check(tmp_path / "s")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_small_chunks")
 def test_every_seeded_flip_and_truncation_is_found(tmp_path):
     path, draw = tmp_path / "s", random.Random(7)

@@ -92,6 +92,7 @@ def test_nobody_waits_for_ever_where_there_is_no_service(ports):
         one.wait_for_round(7, 0.5)
 
 
+@pytest.mark.thorough
 def test_another_service_learns_the_round_and_the_first_is_gone_back_to(ports, monkeypatch):
     monkeypatch.setattr(line, "BETTER_EVERY_S", 0.2)
     first, second = ports

@@ -11,6 +11,8 @@ from trainwarden import rundir
 from trainwarden.topics import EVENTS
 from trainwarden.transition import ResilientStep, TooFewMembers
 
+pytestmark = pytest.mark.thorough  # members meet over a real store
+
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

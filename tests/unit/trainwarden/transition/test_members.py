@@ -13,6 +13,8 @@ import pytest
 from tests.unit.trainwarden.transition.harness import Ranks
 from trainwarden.transition import TransitionError, members
 
+pytestmark = pytest.mark.thorough  # members meet over a real store
+
 
 def all_of(ranks: Ranks, world: int, **options: Any) -> list[members.Members]:
     for rank in range(world):

@@ -275,6 +275,20 @@ def test_agents_that_went_to_another_service_are_not_taken_for_dead():
     assert (world.table.memory.round, [seat.node for seat in other.memory.roster]) == (1, ["c", "d", "e"])
 
 
+def test_who_went_to_another_service_and_was_started_anew_on_its_node_is_gone():
+    world = World("a", "b", least=1, most=2)
+    agent = world.agents["b"]
+    world.table.beat(agent.life, msgspec.structs.replace(agent.beat, moves=True), world.now_s)
+    world.table.closed(agent.life, world.now_s)
+    world.talk["b"] = JobTable("j", 2.0, world.now_s)
+    world.pass_s(10.0)
+    assert world.table.memory.round == 1  # where it is, and whether it trains, is not known here
+    world.kill("b")
+    world.start("b")
+    world.pass_s(1.0)
+    assert (world.table.memory.round, world.seats, world.state().phase) == (2, ["a", "b"], "running")
+
+
 def test_a_service_that_stood_still_gives_everybody_a_full_time_out():
     world = with_spare()
     world.now_s += 60.0

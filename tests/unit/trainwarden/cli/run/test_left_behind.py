@@ -16,7 +16,8 @@ from trainwarden.cli.run.outcome.left_behind import left_behind
 @pytest.fixture
 def left(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["sleep", "60"], env={**os.environ, "TRAINWARDEN_HOOK_DIR": str(tmp_path)})
-    while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+    there = Path(f"/proc/{process.pid}")
+    while (there / "comm").read_text() != "sleep\n" or not (there / "environ").read_bytes():
         os.sched_yield()  # until it has become that program
     yield process
     process.kill()

@@ -46,6 +46,7 @@ def test_two_on_one_machine_have_ports_and_tokens_of_their_own(tmp_path: Path) -
             one.close()
 
 
+@pytest.mark.thorough
 def test_an_endpoint_that_is_taken_is_said_once_and_the_command_once_it_is_free(tmp_path: Path) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
