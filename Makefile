@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
 # What `make check` leaves to `make test`.
 QUICK := not system and not thorough
+CHECKERS := 3
 # Where tests of real processes lie: collecting all others takes a minute of a processor (tests/contract/test_house.py).
 SYSTEM := tests/system tests/contract
 EVERYWHERE := --doctest-modules --ignore=tests/scripts --ignore=examples \
@@ -60,18 +61,19 @@ test: install system
 	$(BIN)/python -m tests.not_run $(TRAINWARDEN_NOT_RUN); exit $$code
 
 first: QUICK := not system
+first: CHECKERS := 2
 first: ONCE_MORE = $(call AGAIN,-m '$(QUICK)' $(EVERYWHERE))
 first: check
 
-# Two processes; under three minutes on two cores; a quarter of the drawn cases and no test that takes seconds; no
-# network, no servers. Types are looked at beside the tests, 50 s the first time, and are shown after them.
+# Three processes, as some tests wait; under three minutes on two cores; a quarter of the drawn cases and no test that
+# takes seconds; no network, no servers. Types are looked at beside the tests, 50 s the first time, and are shown after them.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	@mkdir -p .cache; $(BIN)/mypy > .cache/types.log 2>&1 & types=$$!; \
 	trap 'kill $$types; exit 130' INT TERM; \
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m '$(QUICK)' $(EVERYWHERE) $(ONCE_MORE); \
+	$(BIN)/python -m pytest -n $(CHECKERS) --dist worksteal -m '$(QUICK)' $(EVERYWHERE) $(ONCE_MORE); \
 	code=$$?; wait $$types || code=$$?; cat .cache/types.log; exit $$code
 
 bench: install

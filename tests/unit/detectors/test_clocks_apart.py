@@ -211,12 +211,14 @@ def test_two_machines_under_one_name_whose_clocks_are_apart_change_nothing(story
     assert_same(told_of(under_one_name(by_clocks_of(("node1",), -90.0, job.records)), until_s(job)), expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("story", "off_s"), both_ways({two_crashes: 90.0, slow_then_hung: -90.0, late_root: 90.0}))
 def test_a_service_whose_clock_is_off_changes_nothing(story: Callable[[], Job], off_s: float) -> None:
     job, expected = by_one_clock(story)
     assert_same(told(job, NODES, off_s, bus_ahead_s=off_s), expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("off_s", [-90.0, 90.0])
 def test_a_service_that_takes_a_job_over_goes_on_by_the_same_clock(off_s: float) -> None:
     """Of two crashes the second comes after another service, with another clock, has read again what there was."""

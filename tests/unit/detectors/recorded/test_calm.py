@@ -61,6 +61,7 @@ def test_steps_as_usual_take_a_window_for_eight(tmp_path: Path, monkeypatch: pyt
         (STEPS, {step: "step: 1  loss:  nan" for step in range(203, 260)}),
     ],
 )
+@pytest.mark.thorough
 def test_what_happens_is_told_as_by_windows_of_each_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_from: int, said: dict[int, str]
 ) -> None:
