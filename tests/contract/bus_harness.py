@@ -41,13 +41,13 @@ class Engine:
         self.prefix = prefix
         self._buses: list[Bus] = []
 
-    def open(self) -> Bus:
-        """A new connection, closed after the test."""
+    def open(self, session_s: float = 2.0) -> Bus:
+        """A new connection, closed after the test; its members are taken for dead after `session_s` of silence."""
         bus: Bus
         if self.kind == "embedded":
             bus = EmbeddedBus(self.place, partitions=PARTITIONS)
         else:
-            config = KafkaConfig(partitions=PARTITIONS, topic_prefix=self.prefix, session_timeout_s=2.0)
+            config = KafkaConfig(partitions=PARTITIONS, topic_prefix=self.prefix, session_timeout_s=session_s)
             bus = KafkaBus([self.place], config)
         self._buses.append(bus)
         return bus

@@ -176,10 +176,10 @@ def test_a_new_member_may_rewind_before_it_polls_anything_and_keeps_the_commit(e
 
 
 def test_two_members_share_partitions_and_one_takes_over_from_the_other(engine: Engine) -> None:
-    bus = engine.open()
+    bus = engine.open(session_s=10.0)  # this one thread polls both, and may be starved
     first = joined(bus.consumer([EVENTS, LOGS], "g"))
     assert len(first.assignment()) == 2 * PARTITIONS
-    second = engine.open().consumer([EVENTS, LOGS], "g")
+    second = engine.open(session_s=10.0).consumer([EVENTS, LOGS], "g")
 
     def shared() -> bool:
         first.poll(0.05)
