@@ -43,6 +43,9 @@ WHOLE = [
     ("nccl.ib_retry_exceeded", "node-7:4242:4711 [3] transport/net_ib/p2p.cc:398 NCCL WARN NET/IB: Got completion from peer 10.2.0.5<33092> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) vendor_err=129 localGid fe80::1 remoteGids fe80::2 hca mlx5_3 (0 failed before)"),  # NCCL 2.30.7
     ("nccl.shm_full", "node-7:4242:4711 [0] misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-yMzFKG to 33030532 bytes, error: No space left on device (28)"),  # NCCL 2.30.7
     ("storage.no_space", "OSError: [Errno 28] No space left on device (0 failed retries)"),
+    ("storage.no_space", 'safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })'),  # safetensors 0.5
+    ("storage.no_space", "ERROR failed to save checkpoint: [Errno 122] Disk quota exceeded: '/home/u/step_9/model.pt'"),
+    ("checkpoint.broken", "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer"),  # safetensors 0.4
     ("host.out_of_memory", "RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"),  # PyTorch 2.15
     ("nvidia.xid", "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus. (no errors before)"),  # driver 550
     ("cuda.ecc", "NVRM: GPU 0000:3b:00.0: double bit ECC error in FBPA, 0 errors corrected since boot"),
