@@ -31,6 +31,7 @@ MAX_LINE_NUMBERS: Final = 100
 _TYPICAL_STEPS: Final = 20
 _ANY_ERROR: Final = "generic.error"
 _BUS: Final = "kernel.pcie_aer"
+_FORERUN_S: Final = 5.0  # so long a bus or card that complains may be the first sign of a device or port that is lost
 ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
 # Each rank says it once as it gives up, in ten lines and more.
 _GIVEN_UP: Final = frozenset(
@@ -250,9 +251,10 @@ class LogWindow(WholeMemory):
         return next((one for one in same if one.severity <= finding.severity), None)
 
     def _take_over(self, finding: Finding) -> None:
-        """A lost GPU is why its bus complained, if that is not reported yet."""
+        """A lost GPU is why its bus complained, and a lost port why its card did, if that is not reported yet."""
         for one in self._recent.values():
-            if one.rule == _BUS and not one.told and _lost_beside(finding, one):
+            bus = one.rule == _BUS and _lost_beside(finding, one)
+            if (bus or _port_of(finding, one)) and not one.told:
                 one.dropped = finding.time_s - one.last_s <= self._config.same_finding_s
 
     def _read_last_words(self, event: EventRecord) -> None:
@@ -279,6 +281,9 @@ class LogWindow(WholeMemory):
     def _decide(self, finding: Finding, window: Window, column: int | None) -> None:
         """Whether to tell `finding`: at once where no program can survive it, else by its rank's next step."""
         outlived = None
+        early = finding.rule == _BUS or (finding.kind == "nic_error" and finding.severity == "sev3")
+        if early and not window.last and self._now_s - finding.since_read_s < _FORERUN_S:
+            return
         at_once = finding.class_ in {"H", "N", "S"} and finding.kind != "host_contention"  # a stalled kernel goes on
         if not at_once:
             # What hangs in the kernel waits for what has failed, if that is known.
@@ -326,6 +331,12 @@ class LogWindow(WholeMemory):
 def _lost_beside(gpu: Finding, bus: Finding) -> bool:
     """Whether `gpu` tells of a device that is lost on the node of whose bus `bus` tells."""
     return gpu.kind == "gpu_lost" and gpu.class_ == "H" and gpu.role == "root" and gpu.node == bus.node
+
+
+def _port_of(port: Finding, card: Finding) -> bool:
+    """Whether `port` tells of a lost port of the device that `card` complains of: one cable, one incident."""
+    of_one = card.device is not None and port.device == card.device and port.node == card.node
+    return of_one and port.kind == "nic_down" and port.role == "root" and card.kind == "nic_error"
 
 
 def _identity(finding: Finding) -> tuple[str, str, str, float]:

@@ -63,7 +63,7 @@ _HOST = re.compile(
 _NCCL_HOST = re.compile(r" {0,2}([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}:[0-9]{1,10} \[[0-9]{1,3}\] ")
 # kubectl describe pod: its parts begin at the left, and say in whose node it is in one line.
 _POD_NODE = re.compile(r"Node: {1,20}([a-z0-9][a-z0-9.-]{0,252})/[0-9A-Fa-f.:]{2,45}$")
-_OF_POD = ("Name: ", "Node: ", "Events:")
+_OF_POD = ("Name: ", "Node: ")
 _NODE_NAME = re.compile(r"Name: {1,40}([a-z0-9][a-z0-9.-]{0,252})$")  # of kubectl describe node, which has roles too
 _UCX_HOST = re.compile(r" {0,2}\[([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}(?::[0-9]{1,10}){1,2}\] ")
 _LEVELS = frozenset({"DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL"})
@@ -269,6 +269,7 @@ class _LineReader:
         self._rank = rank
         self._pod_node: str | None = None  # of the pod that is described
         self._named: str | None = None  # what is described, as its first line says
+        self._events = False  # in the table of its events, whose rows are indented
         self._row: int | None = None  # whose row of torchrun's table is read
 
     def read(self, file: str, lines: Sequence[str]) -> ReadLog:
@@ -322,6 +323,8 @@ class _LineReader:
 
     def _node(self, text: str, start: int) -> str | None:
         """Node that NCCL's prefix names, or the last lines of `kubectl describe pod`."""
+        if self._events and not text.startswith(" "):
+            self._pod_node, self._events = None, False
         if text.startswith(_OF_POD):
             pod = _POD_NODE.match(text)
             self._pod_node = pod[1] if pod else None
@@ -329,6 +332,8 @@ class _LineReader:
             self._named = name[1] if name else None
         elif text.startswith("Roles: ") and self._named:
             self._pod_node = self._named
+        elif text.startswith("Events:"):
+            self._events = True
         if " NCCL " in text[:200] and (match := _NCCL_HOST.match(text, start)):
             return match[1]
         if text.startswith("[", start) and (match := _UCX_HOST.match(text, start)):

@@ -140,3 +140,52 @@ def test_a_stuck_processor_after_which_nothing_goes_on_is_told_and_one_that_is_o
     assert incident.kind == "storage"
     (tmp_path / "alive").mkdir()
     assert not judged(tmp_path / "alive", {"logs.txt": [*before, LOCKUP, *after]})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["GPU coredump: execvp failed: No such file or directory", "GPU core dump failed"],
+        ["Failed to write segment data to pipe: Broken pipe"],
+        [],
+    ],
+)
+def test_what_rocm_says_of_its_core_dump_is_not_the_fault(tmp_path: Path, said: list[str]) -> None:
+    fault = "Memory access fault by GPU node-9 (Agent handle: 0x55d0) on address 0x7f10a000. Reason: Unknown."
+    ended = "E1104 09:10:03.901000 70 torch/distributed/run.py:9] failed (exitcode: -6) local_rank: 3 (pid: 7003) of x"
+    (incident,) = judged(tmp_path, {"train.log": [*steps("09:10:00", 12), fault, *said, ended]})
+    assert (incident.kind, incident.suspects[0].rank) == ("exception", 3)
+    assert "Memory access fault" in incident.reason
+
+
+def test_a_core_dump_that_failed_beside_steps_is_no_incident(tmp_path: Path) -> None:
+    said = ["GPU core dump failed", "Failed to write segment data to pipe: Broken pipe"]
+    assert not judged(tmp_path, {"train.log": [*steps("09:10:00", 12), *said, *steps("09:11:00", 12)]})
+
+
+MLX5 = "2026-11-04T09:10:{at}+00:00 gf kernel: mlx5_core {device} {said}"
+
+
+@pytest.mark.parametrize(("device", "kinds"), [("0000:9a:00.0", 1), ("0000:5e:00.0", 2)])
+def test_a_card_that_complains_as_its_port_is_lost_is_one_incident(tmp_path: Path, device: str, kinds: int) -> None:
+    lines = [
+        MLX5.format(at="04.990000", device=f"{device}:", said="Port module event[error]: module 0, Cable error, x"),
+        MLX5.format(at="05.010000", device="0000:9a:00.0", said="ibp154s0: Link down"),
+        MLX5.format(at="40.000000", device="0000:9a:00.0", said="ibp154s0: mtu 4092"),
+    ]
+    found = judged(tmp_path, {"logs_kernel.txt": lines})
+    assert len({one.kind for one in found}) == kinds
+    assert "nic_down" in {one.kind for one in found}
+
+
+def test_the_events_of_a_described_pod_are_of_its_node_and_what_follows_is_not(tmp_path: Path) -> None:
+    low = "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 8Gi."
+    lines = [
+        "Name:             job-worker-2", "Node:             gpu-pool-3/10.1.0.4", "Status:           Failed",
+        f"Message:          {low}", "Events:", "  Type     Reason   Age  From     Message",
+        f"  Warning  Evicted  3m   kubelet  {low}", "", "$ kubectl logs job-worker-0",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    ]  # fmt: skip
+    found = {one.kind: one.suspects for one in judged(tmp_path, {"describe.txt": lines})}
+    assert [one.node for one in found["storage"]] == ["gpu-pool-3"]
+    assert not any(one.node for one in found["gpu_memory_error"])
