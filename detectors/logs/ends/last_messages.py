@@ -16,6 +16,7 @@ import numpy as np
 from trainwarden.detectors.logs.device_lines import Tasks, as_said
 from trainwarden.detectors.logs.ends.endings import MAX_RANKS, Ending, EndTable, ranks_of, shipped_endings
 from trainwarden.detectors.logs.ends.line_times import began_s, line_times
+from trainwarden.detectors.logs.ends.standstills import standstill
 from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Stall, Verdict, decide
 from trainwarden.detectors.logs.findings import EVENT_KIND, OUTLIVED
 from trainwarden.detectors.logs.loss_lines import goes_on
@@ -100,6 +101,8 @@ def last_words(job: RecordedJob, start_s: float) -> list[Verdict]:
     for order, table, place in reader.lines():
         attempt = _follow(reader, attempt, order, (table, place), found)
     last = decide(attempt, reader.last_s, at_end=True)
+    if attempt.uneventful and (still := standstill(job.logs)) is not None:
+        last = still
     return [*found, last] if last is not None else found
 
 

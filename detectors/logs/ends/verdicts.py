@@ -112,6 +112,12 @@ class Attempt:
     steps: Counter[tuple[int, int | None]] = field(default_factory=Counter)
 
     @property
+    def uneventful(self) -> bool:
+        """Whether nothing is known of its end, but that the scheduler or a person may have ended it."""
+        other = self.causes or self.followed or self.devices or self.stalls or self.fallen or self.done
+        return not other and not any(ending.failed for _, ending, _ in self.ends)
+
+    @property
     def eventful(self) -> bool:
         seen = self.causes or self.followed or self.ends or self.devices or self.stalls
         return bool(seen or self.stopped_by or self.warned or self.stuck_host)
