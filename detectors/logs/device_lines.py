@@ -47,6 +47,7 @@ _NODES: Final = (
     re.compile(r"\bTPU session error from worker ([a-z0-9][a-z0-9.-]{0,252})"),
     re.compile(r"\bnode with IP ([0-9A-Fa-f.:]{1,44}[0-9A-Fa-f])"),
     re.compile(r"^([a-z0-9][a-z0-9.-]{0,252}) {1,40}NotReady "),
+    re.compile(r"\bNode ([a-z0-9][a-z0-9.-]{0,252}) status is now: NodeNotReady\b"),  # of Kubernetes' node controller
     re.compile(r"slurmctld: .{0,120}?\b[Nn]ode[ =]([A-Za-z0-9][A-Za-z0-9_.-]{0,62})(?: state |: | unexpectedly )"),
     re.compile(r"\b[Nn]ode with (?:node|client) (?:id|ID):? \S{1,80} and (?:ip|address): ([0-9A-Fa-f.:]{2,45})"),
     re.compile(r"\bdead or unavailable\. Node IP: ([0-9A-Fa-f.:]{1,44}[0-9A-Fa-f])"),

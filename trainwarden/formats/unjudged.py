@@ -56,6 +56,8 @@ _KNOWN: Final = tuple(
         (r'\A\s{0,40}\{\s{0,40}"runs?"\s{0,4}:\s{0,4}\[?\s{0,40}\{\s{0,40}"(?:info|data|inputs|outputs)"\s{0,4}:',
          "an answer of MLflow about runs, which has the last value of each metric alone",
          "give `metrics/get-history` of each metric, or mlflow.db"),
+        (r"^={3,200} test session starts ={3,200}$",
+         "a report of pytest, whose tests raise and log errors on purpose", "give the log of a training run"),
         (r"(?i)\A\s{0,40}<(?:!doctype html|html\b)", "a web page, most often the one that asks to sign in",
          "download the file itself"),
         (r"\APK\x03\x04", "a zip archive", "unpack it and name the folder"),

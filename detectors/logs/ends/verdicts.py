@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +14,10 @@ from trainwarden.records import IncidentKind, Severity
 NEAR_S: Final = 60.0  # what a device's failure explains, or the end of a log, is no further away
 WITNESSES: Final = 2  # ranks that waited, before one that did not is suspected
 FEW_LINES: Final = 40  # that may follow the last words of a log that ends with them
+# torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp, where every rank compares its collective with the others'.
+_DIFFERS: Final = re.compile(
+    r"\bRank ([0-9]{1,6}) is running collective: .{1,2000}?, but Rank ([0-9]{1,6}) is running collective: "
+)
 _SIGNAL_NAMES: Final = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
 _MEANS: Final = {
     6: "process.aborted", 9: "process.killed", 7: "process.bus_error", 11: "process.segfault",
@@ -196,9 +201,30 @@ def _root(attempt: Attempt, failed: Ends) -> Cause:
     if best.rank is None:
         known = first if first is not None else next((rank for _, _, rank in failed if rank is not None), None)
         best.rank = known
+    if best.kind == "collective_mismatch" and (odd := _odd_one(attempt.causes)) is not None and odd != best.rank:
+        best.rank, best.node = odd, next((one.node for one in attempt.causes if one.rank == odd), None)
+        best.line, best.file = f"several ranks say that rank {odd} runs another collective: {best.line}", ""
     if best.node is None:
         best.node = next((end.node for _, end, rank in failed if end.node and rank == best.rank), None)
     return best
+
+
+def _odd_one(causes: Sequence[Cause]) -> int | None:
+    """The only rank of which several others say that it runs another collective than they do.
+
+    Examples
+    --------
+    >>> said = [(f"Rank {a} is running collective: X, but Rank 3 is running collective: Y", a) for a in (0, 1)]
+    >>> def cause(line, rank): return Cause((0.0, 0, 0), rank, None, "", line, "r", "collective_mismatch", "sev2")
+    >>> _odd_one([cause(*one) for one in said]), _odd_one([cause(*said[0])])
+    (3, None)
+    """
+    witnesses: defaultdict[int, set[int]] = defaultdict(set)
+    for one in causes:
+        if match := _DIFFERS.search(one.line):
+            witnesses[int(match[2])].add(int(match[1]))
+    odd = [rank for rank, others in witnesses.items() if len(others) >= WITNESSES]
+    return odd[0] if len(odd) == 1 else None
 
 
 def _by_ending(attempt: Attempt, failed: Ends, now_s: float) -> Verdict | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.detectors.last_words.judged import TIMED_OUT, judged, only, raised, steps
+from tests.unit.detectors.last_words.judged import TIMED_OUT, answered, judged, only, raised, steps
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 2 has a total capacity of 79.10 GiB"
 FAILED = (
@@ -172,6 +172,40 @@ def test_what_kubectl_shows_is_read(tmp_path: Path, said: str, kind: str) -> Non
     (tmp_path / "events.txt").write_text(f"LAST SEEN   TYPE   REASON   OBJECT   MESSAGE\n{said}\n")
     (incident,) = judged(tmp_path, {})
     assert incident.kind == kind
+    assert {one.node for one in incident.suspects} == ({"gpu-13"} if kind == "node_lost" else {None})
+
+
+def test_a_report_of_pytest_is_no_run_and_the_same_words_of_a_run_are(tmp_path: Path) -> None:
+    said = ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "PASSED   [ 70%]"]
+    head = [f"{'=' * 27} test session starts {'=' * 26}", "collected 4 items", "tests/test_guard.py::test_full_gpu"]
+    report = [*head, *said, f"{'=' * 30} 4 passed in 1.20s {'=' * 30}"]
+    assert answered(tmp_path, "ci.log", report) == ("not judged", [])
+    answer, found = answered(tmp_path, "train.log", [*steps("09:10:00", 12), *said[:1]])
+    assert (answer, found[0].kind) == ("incident", "cuda_out_of_memory")
+
+
+MISMATCH = (
+    "[rank{rank}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {rank} is running collective: "
+    "CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE), but Rank {other} is running collective: "
+    "CollectiveFingerPrint(SequenceNumber=7, OpType=BROADCAST)."
+)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "rank"),
+    [
+        ([(0, 3), (1, 3)], 3),
+        ([(0, 3), (1, 3), (2, 3), (3, 0)], 3),
+        ([(0, 3)], 0),  # one witness: whoever raised
+        ([(0, 1), (1, 0)], 0),
+        ([(0, 3), (1, 3), (2, 4), (5, 4)], 0),  # two that differ
+    ],
+)
+def test_the_rank_that_several_say_runs_another_collective_is_the_one(
+    tmp_path: Path, pairs: list[tuple[int, int]], rank: int
+) -> None:
+    lines = [MISMATCH.format(rank=one, other=other) for one, other in pairs]
+    assert only(tmp_path, *steps("08:00:00", 12), *lines) == ("collective_mismatch", rank)
 
 
 def test_the_only_rank_between_others_that_is_never_heard_is_the_one_they_wait_for(tmp_path: Path) -> None:
