@@ -34,6 +34,8 @@ _DEVICES: Final = (
     re.compile(r"\bNo IB port ([a-z0-9]{2,12}_[a-z0-9_]{1,12})[: ]"),
     re.compile(r"\bgim error libgv: \[([0-9a-f]{1,4}(?::[0-9a-f]{1,2}){3})\]"),
 )  # fmt: skip
+# AWS Neuron's runtime and its driver's kernel line (nrt-troubleshoot); its tools call the device nd0.
+_NEURON: Final = re.compile(r"\[(?:ND|MLA) ([0-9]{1,3})\]\[NC |\bNEURON_HW_ERR=.{0,200}? nd-id=([0-9]{1,3})\b")
 _GPUS: Final = (_DEVICES[0], _DEVICES[4])
 _ADDRESS: Final = re.compile(r"(?:[0-9a-fA-F]{4})?([0-9a-fA-F]{4}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?")
 # Where a scheduler, a launcher or Ray tells of a node that is not its own.
@@ -47,6 +49,7 @@ _NODES: Final = (
     re.compile(r"\bTPU session error from worker ([a-z0-9][a-z0-9.-]{0,252})"),
     re.compile(r"\bnode with IP ([0-9A-Fa-f.:]{1,44}[0-9A-Fa-f])"),
     re.compile(r"^([a-z0-9][a-z0-9.-]{0,252}) {1,40}NotReady "),
+    re.compile(r"\bNEURON_HW_ERR=.{0,200}? hostname=([A-Za-z0-9][A-Za-z0-9_.-]{0,62})"),
     re.compile(r"\bNode ([a-z0-9][a-z0-9.-]{0,252}) status is now: NodeNotReady\b"),  # of Kubernetes' node controller
     re.compile(r"slurmctld: .{0,120}?\b[Nn]ode[ =]([A-Za-z0-9][A-Za-z0-9_.-]{0,62})(?: state |: | unexpectedly )"),
     re.compile(r"\b[Nn]ode with (?:node|client) (?:id|ID):? \S{1,80} and (?:ip|address): ([0-9A-Fa-f.:]{2,45})"),
@@ -79,8 +82,11 @@ def device_of(line: str) -> str | None:
     ('0000:a8:00.0', 'mlx5_3')
     """
     found = next(((pattern, match[1]) for pattern in _DEVICES if (match := pattern.search(line))), None)
-    if found is None or found[0] not in _GPUS:
-        return None if found is None else found[1]
+    if found is None:
+        neuron = _NEURON.search(line)
+        return f"nd{neuron[1] or neuron[2]}" if neuron else None
+    if found[0] not in _GPUS:
+        return found[1]
     address = _ADDRESS.fullmatch(found[1])  # the driver writes it in three ways: one GPU is one suspect
     return found[1] if address is None else f"{address[1]}:{address[2]}".lower()
 

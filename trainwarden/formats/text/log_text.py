@@ -102,6 +102,7 @@ def with_logs(job: RecordedJob, folder: Path, documented: Sequence[str], others:
     places = {name.rpartition("/")[0] for name in others}
     if len(places) > 1:
         read = [_of_folder(log) for log in read]
+    read = _of_names(read)
     tables = (*(job.metrics.nodes if job.metrics else ()), *(job.iterations.nodes if job.iterations else ()))
     return replace(job, logs=_joined(read, reference_s, tables))
 
@@ -111,6 +112,22 @@ def _of_folder(log: ReadLog) -> ReadLog:
     if not node or any(log.table.nodes):
         return log
     return replace(log, table=replace(log.table, nodes=(node,) * len(log.table.nodes)))
+
+
+def _of_names(read: Sequence[ReadLog]) -> list[ReadLog]:
+    """Logs that name no node are of the one that others name and that stands in their own name: dmesg-node7.txt."""
+    known = sorted({node for node in _nodes(read) if node and node[-1].isdigit()}, key=len, reverse=True)
+    return [log if any(log.table.nodes) else _of_name(log, known) for log in read]
+
+
+def _of_name(log: ReadLog, known: Sequence[str]) -> ReadLog:
+    """`log` as one of the longest node of `known` that stands apart in its name."""
+    name = log.table.file.rpartition("/")[2]
+    for node in known:
+        before, found, behind = name.partition(node)
+        if found and not before[-1:].isalnum() and not behind[:1].isalnum():
+            return replace(log, table=replace(log.table, nodes=(node,) * len(log.table.nodes)))
+    return log
 
 
 def _joined(read: Sequence[ReadLog], reference_s: float | None, nodes: Sequence[str | None]) -> tuple[LogTable, ...]:

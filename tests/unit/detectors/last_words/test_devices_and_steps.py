@@ -189,3 +189,39 @@ def test_the_events_of_a_described_pod_are_of_its_node_and_what_follows_is_not(t
     found = {one.kind: one.suspects for one in judged(tmp_path, {"describe.txt": lines})}
     assert [one.node for one in found["storage"]] == ["gpu-pool-3"]
     assert not any(one.node for one in found["gpu_memory_error"])
+
+
+@pytest.mark.parametrize(("name", "node"), [("dmesg-dgx-3.txt", "dgx-3"), ("dmesg-dgx-30.txt", None)])
+def test_a_log_that_names_no_node_is_of_the_known_one_in_its_own_name(
+    tmp_path: Path, name: str, node: str | None
+) -> None:
+    nccl = "dgx-3:41:44 [3] NCCL INFO Bootstrap : Using bond0:10.2.0.3<0>"
+    files = {"train.log": [*steps("09:10:00", 12), nccl], name: ["[  900.10] NVRM: Xid (PCI:0000:3b:00): " + LOST]}
+    (incident,) = judged(tmp_path, files)
+    assert [(one.node, one.device) for one in incident.suspects] == [(node, "0000:3b:00")]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "device"),
+    [
+        ("(FATAL-RT-UNDEFINED-STATE) [ND 2][NC 1] Uncorrectable memory error is detected, metadata: 0x16. Please",
+         "gpu_memory_error", "nd2"),
+        ("[MLA 5][NC 0] DMA TX engine 0 is in an abort state", "gpu_lost", "nd5"),
+        ("NEURON_HW_ERR=DMA_ERROR instance-id=i-05 hostname=ip-172-31-6-2 nd-id=7 nc-id=0 action=x", "gpu_lost", "nd7"),
+    ],
+)  # fmt: skip
+def test_neuron_says_which_device_it_is(tmp_path: Path, said: str, kind: str, device: str) -> None:
+    (incident,) = judged(tmp_path, {"train.log": [*steps("09:10:00", 12), said]})
+    assert (incident.kind, incident.suspects[0].device) == (kind, device)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "INFO TDRV:kbl_model_add [ND 0][NC 0] model loaded",
+        "[ND 0][NC 1] 0 uncorrectable memory errors",
+        "[MLA 0][NC 0] DMA TX engine 0 reset done",
+    ],
+)
+def test_neuron_that_names_a_device_only_is_no_incident(tmp_path: Path, said: str) -> None:
+    assert not judged(tmp_path, {"train.log": [*steps("09:10:00", 12), said]})
