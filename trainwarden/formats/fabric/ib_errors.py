@@ -1,0 +1,103 @@
+"""Format: `ibqueryerrors`, counters of the fabric's ports that are beyond its thresholds.
+
+Counters are totals since they were cleared. Those that grow with congestion or with every reboot of a host (waits,
+discards, relay errors, downs) are not judged; those are of which a sound link has none or few.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from trainwarden.formats.protocol import NEVER, SURE, Found
+from trainwarden.formats.source import Source
+from trainwarden.formats.verdicts import Verdict, found_of_verdicts
+
+_OF: Final = re.compile(r'Errors for (?:0x[0-9a-f]{1,16} )?"([^"\n]{1,120})"')
+_PORT: Final = re.compile(
+    r"\s{1,8}GUID 0x[0-9a-f]{1,16} port ([0-9]{1,4}|ALL):((?: \[[A-Za-z0-9]{1,60} == [0-9]{1,20}[^\]\n]{0,40}\]){1,60})"
+)
+_COUNT: Final = re.compile(r"\[([A-Za-z0-9]{1,60}) == ([0-9]{1,20})")
+_LINK: Final = re.compile(r'\s{1,16}Link info:[^\n]{0,200}?==>[^"\n]{0,120}"([^"\n]{1,120})"')
+_CARD: Final = re.compile(r"^(\S{1,64}) ((?:mlx|bnxt|hfi|irdma)[0-9a-z_]{1,16}|HCA-[0-9]{1,2})$")
+_SUMMARY: Final = re.compile(r"## Summary: ([0-9]{1,8}) nodes checked")
+# The most of each that a sound link shows in all. Any of the first two is fatal to NVSentinel
+# (docs/nic-health-monitor); above 3 recoveries Azure's Healthagent warns.
+_MOST: Final = {
+    "LocalLinkIntegrityErrors": 0, "ExcessiveBufferOverrunErrors": 0, "LinkErrorRecoveryCounter": 3,
+}  # fmt: skip
+_MOST_SHARE: Final = 0.25  # of the nodes checked: counters of more were not cleared since the fabric was built
+
+
+class _Port(NamedTuple):
+    owner: str
+    number: str
+    counts: dict[str, int]
+    far: str
+
+
+class FabricErrors:
+    """Ports of cards and switches; a link is told once, by its card where it has one."""
+
+    name = "fabric errors"
+
+    def sniff(self, name: str, head: str) -> float:
+        """By the line that begins each node's ports."""
+        del name
+        return SURE if _OF.search(head) is not None and _PORT.search(head) is not None else NEVER
+
+    def read(self, source: Source, columns: Mapping[str, str]) -> Found:
+        """See `trainwarden.formats.protocol.Format`."""
+        del columns
+        text = source.text()
+        ports = [one for one in _ports(text) if one.number != "ALL"]
+        bad = {place: why for place, one in enumerate(ports) if (why := _why(one.counts))}
+        checked = sum(int(count) for count in _SUMMARY.findall(text))
+        owners = {ports[place].owner for place in bad}
+        many = checked and len(owners) > max(2.0, _MOST_SHARE * checked)
+        found = found_of_verdicts(source, "fabric errors", _verdicts(ports, {} if many else bad))
+        if many:
+            found.notes.append(
+                f"{len(owners)} of {checked} nodes have errors: not judged; clear the counters and ask again"
+            )
+        return found
+
+
+def _ports(text: str) -> Iterator[_Port]:
+    owner, port = "", None
+    for line in text.split("\n"):
+        if (begins := _OF.search(line)) is not None:
+            owner = " ".join(begins[1].split())
+        elif (match := _PORT.match(line)) is not None:
+            if port is not None:
+                yield port
+            port = _Port(owner, match[1], {name: int(count) for name, count in _COUNT.findall(match[2])}, "")
+        elif port is not None and (link := _LINK.match(line)) is not None:
+            yield port._replace(far=" ".join(link[1].split()))
+            port = None
+    if port is not None:
+        yield port
+
+
+def _why(counts: Mapping[str, int]) -> str:
+    """The counters of a port; empty where none of them is beyond what a sound link has."""
+    if not any(counts.get(name, 0) > most for name, most in _MOST.items()):
+        return ""
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if not name.endswith(("Wait", "Discards")))
+
+
+def _verdicts(ports: list[_Port], bad: Mapping[int, str]) -> Iterator[Verdict]:
+    cards = {ports[place].owner for place in bad if _CARD.match(ports[place].owner)}
+    for place, one in enumerate(ports):
+        own, far = _CARD.match(one.owner), _CARD.match(one.far)
+        if place not in bad:
+            yield Verdict(one.owner, "", None)
+        elif own is not None:
+            yield Verdict(own[2], "port_errors", f"{bad[place]}; linked to {one.far or 'an unknown port'}", own[1])
+        elif one.far in cards:
+            continue  # the same link, told by its card
+        elif far is not None:
+            yield Verdict(far[2], "port_errors", f"{bad[place]}, counted by {one.owner} port {one.number}", far[1])
+        else:
+            yield Verdict(f"{one.owner}:{one.number}", "port_errors", f"{bad[place]}; linked to {one.far or 'nothing'}")
