@@ -14,6 +14,7 @@ from trainwarden.formats.cells import UNITS, NotNumber, number_of
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
+from trainwarden.formats.verdicts import Verdict, verdict_table
 
 # Section and key of `nvidia-smi -q` in lower case, by their ends: the name nvidia-smi's csv has for the same.
 _KEYS: Final[dict[str, str]] = {
@@ -52,6 +53,10 @@ _VALUES: Final = re.compile(
 )
 
 
+_NO_ANSWER: Final = "ERR!"  # what the table shows where the driver got an error in place of a value
+_LEAST_ERRORS: Final = 3  # of fewer a fan or a power sensor alone cannot be read
+
+
 class NvidiaSmiText:
     """Pages of keys and values, or the table that fits a screen."""
 
@@ -69,6 +74,8 @@ class NvidiaSmiText:
         text = source.text()
         rows = list(_pages(text) if "NVSMI LOG" in text else _screens(text))
         found = Found(rows=len(rows))
+        if (silent := verdict_table("nvidia-smi", _silent(text), source.path.stat().st_mtime)) is not None:
+            found.logs.append(silent)
         if rows and not all("time_s" in row for row in rows):
             time_s = source.path.stat().st_mtime
             rows = [{"time_s": time_s, **row} for row in rows]
@@ -176,3 +183,20 @@ def _screens(text: str) -> Iterator[dict[str, object]]:
                 row["time_s"] = time_s
             yield row
             device = None
+
+
+def _silent(text: str) -> Iterator[Verdict]:
+    """GPUs of printed tables whose values are errors: each is told once, when it is first seen."""
+    time_s, device, errors = None, "", 0
+    told = set[str]()
+    for line in text.split("\n"):
+        if (stamp := _STAMP.match(line)) is not None:
+            time_s = time_s_of(stamp[1])
+        elif (first := _ROW.match(line)) is not None:
+            device, errors = f"gpu{int(first[1])}", line.count(_NO_ANSWER)
+        elif device and line.startswith("|"):
+            errors += line.count(_NO_ANSWER)
+            if errors >= _LEAST_ERRORS and device not in told:
+                told.add(device)
+                yield Verdict(device, "gpu", f"nvidia-smi shows {_NO_ANSWER} for {errors} of its values", None, time_s)
+            device = ""
