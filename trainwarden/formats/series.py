@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 from trainwarden.catalogue import CATALOGUE
 from trainwarden.formats import names
 from trainwarden.formats.building import metric_table
-from trainwarden.formats.cells import Numbers
+from trainwarden.formats.cells import UNITS, Numbers
 from trainwarden.formats.protocol import Found
 from trainwarden.formats.roles import Roles, device_name
 from trainwarden.formats.steps import is_loss, losses_of, steps_from
@@ -24,6 +24,12 @@ _LABELS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,80})\s{0,2}=~?\s{0,2}\"(
 _BARE_LABELS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,80})=([^,{}\"]{1,200})")
 _BRACES: Final = re.compile(r"^\s{0,4}([A-Za-z_:][A-Za-z0-9_:.]{0,120})?\s{0,4}\{(.{0,2000})\}\s{0,4}$")
 _GPU: Final = re.compile(r"(?i)(?<![a-z0-9])(?:gpu|cuda|nvidia|card|device)[ _.:/#\[-]{0,3}([0-9]{1,3})(?![0-9])\]?")
+# A host that is called after its GPUs, before the GPU of it: "gpu-a02 GPU 3", "gpu01/cuda:0".
+_GPU_HOST: Final = re.compile(
+    r"(?i)\s{0,4}(gpu(?:[a-z-]{0,20}[0-9]{1,4}[a-z0-9.-]{0,60}))"
+    r"(?=[ /:|,]{1,4}(?:gpu|cuda|card|nvidia)[ _.:#-]{0,3}[0-9])"
+)
+_PROBED: Final = 50  # cells of a column whose unit is looked at
 _EDGE: Final = " _.:/-|,"
 _CAMEL: Final = {
     "powerwatts": "gpu_power_watts", "enforcedpowerlimitwatts": "gpu_power_limit_watts", "smclock": "sm_clock",
@@ -57,13 +63,16 @@ def series_of(text: str) -> Series:
     ('gpu_power_watts', 'gpu6')
     >>> series_of("temp_gpu6").metric.name, series_of("a1 GPU 6").node, series_of("loss").device is None
     ('gpu_temperature_celsius', 'a1', True)
+    >>> [(one.node, one.device) for one in map(series_of, ("gpu-a02 GPU 3", "gpu01/cuda:0", "gpu1 temp"))]
+    [('gpu-a02', 'gpu3'), ('gpu01', 'gpu0'), (None, 'gpu1')]
     """
     match = _BRACES.match(text)
     if match is not None:
         labels = labels_of(match[2])
         metric = names.metric_of(match[1] or labels.get("__name__", ""))
         return labelled(metric, labels)
-    found = _GPU.search(text)
+    named = _GPU_HOST.match(text)
+    found = _GPU.search(text, named.end() if named is not None else 0)
     if found is None:
         return Series(names.metric_of(text) or _of_words(text), None, None)
     before, after = text[: found.start()].strip(_EDGE), text[found.end() :].strip(_EDGE)
@@ -71,7 +80,8 @@ def series_of(text: str) -> Series:
         before = ""  # a tracker's own word
     metric = _metric(after) or _metric(before) or _metric(f"{before} {after}".strip())
     rest = before if metric is not None and _metric(before) is None else "" if metric is not None else before
-    node = rest if rest and not rest.lower().startswith(("gpu", "system")) else None
+    host = named is not None and rest == named[1]
+    node = rest if rest and (host or not rest.lower().startswith(("gpu", "system"))) else None
     if metric is None and after and not before:
         node = after
     return Series(metric, node or None, device_name(found[1], True))
@@ -174,7 +184,7 @@ def numbered(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame |
     told = {one: series for one, series in told.items() if series.device is not None or "{" in str(one)}
     if times is None or not told or (len(told) == 1 and not any(series.metric for series in told.values())):
         return None
-    default = _default(table, [series.metric for series in told.values()])
+    default = _default(table, [series.metric for series in told.values()], _written_unit(table, map(str, told)))
     parts: dict[tuple[str | None, str | None, int | None], dict[str, Any]] = {}
     for column, series in told.items():
         heading = series.metric or default
@@ -196,13 +206,27 @@ def numbered(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame |
     return pd.concat(frames, ignore_index=True)
 
 
-def _default(table: Table, told: list[names.Heading | None]) -> names.Heading | None:
-    """The metric of series that do not name it: the command line's, or that of the file's name (Grafana's panel)."""
+def _default(table: Table, told: list[names.Heading | None], unit: str | None) -> names.Heading | None:
+    """The metric of series that do not name it: the command line's, or that of the file's name (Grafana's panel).
+
+    A word of the name that means a metric of another unit than `unit`, that of the cells, means something else here.
+    """
     if "metric" in table.said and (said := names.metric_of(table.said["metric"])) is not None:
         return said
     if any(told):
         return None
     stem = table.file.rsplit("/", 1)[-1].lower()
     stem = re.sub(r"-data-.*$|\.(csv|tsv|txt).*$", "", stem).replace("_", " ").strip()
-    words = [stem, stem.replace(" ", "_"), *stem.split()]
-    return next((found for word in words if (found := names.metric_of(word)) is not None), None)
+    singular = " ".join(word.removesuffix("s") for word in stem.split())
+    words = [stem, stem.replace(" ", "_"), singular.replace(" ", "_"), *stem.split(), *singular.split()]
+    listed = (found for word in words if (found := names.metric_of(word)) is not None)
+    return next((one for one in listed if unit is None or one.unit == unit), None)
+
+
+def _written_unit(table: Table, columns: Iterable[str]) -> str | None:
+    """The unit behind the numbers of `columns`; None where their cells carry none."""
+    for column in columns:
+        said = UNITS.get(Numbers(table.frame[column].tolist()[:_PROBED], comma=table.comma).unit.lower())
+        if said is not None:
+            return said[0]
+    return None

@@ -9,6 +9,11 @@ _MHZ: Final = 1e6
 # Name in lower case: the catalogue's, and the factor of a value that is written without a unit. Sources: `nvidia-smi
 # --help-query-gpu`, `dcgmi dmon -l`, `nvidia-smi dmon -h`, `amd-smi metric --help`, `rocm-smi --help`.
 SPELLINGS: Final[dict[str, tuple[str, float]]] = {
+    # telegraf's inputs cpu, disk, mem and swap, with the measurement before the field as CloudWatch's agent has them
+    "cpu_usage_steal": ("host_cpu_steal_ratio", 0.01), "cpu_usage_iowait": ("host_cpu_iowait_ratio", 0.01),
+    "cpu_usage_system": ("host_cpu_system_ratio", 0.01), "disk_used_percent": ("host_filesystem_used_ratio", 0.01),
+    "mem_used_percent": ("host_memory_used_ratio", 0.01), "mem_available": ("host_memory_available_bytes", 1.0),
+    "mem_total": ("host_memory_total_bytes", 1.0), "swap_used": ("host_swap_used_bytes", 1.0),
     # nvidia-smi --query-gpu
     "clocks.current.sm": ("gpu_sm_clock_hertz", _MHZ), "clocks.sm": ("gpu_sm_clock_hertz", _MHZ),
     "clocks.current.graphics": ("gpu_sm_clock_hertz", _MHZ), "clocks.gr": ("gpu_sm_clock_hertz", _MHZ),

@@ -13,7 +13,7 @@ from trainwarden.errors import DataError
 from trainwarden.formats import names
 from trainwarden.formats.building import metric_table
 from trainwarden.formats.exporters.exposition import long_frame
-from trainwarden.formats.exporters.sample_lines import spelled, tag_labels
+from trainwarden.formats.exporters.sample_lines import is_part_of_host, spelled, tag_labels
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import labelled
 from trainwarden.formats.source import Source
@@ -43,12 +43,15 @@ class AnnotatedCsv:
             frame = _block(block, source.name)
             count += len(frame)
             tags = [one for one in frame.columns if not str(one).startswith(("_", "Unnamed")) and one != "table"]
-            for key, part in frame.groupby(["_field", *tags], dropna=False, sort=False):
-                heading = names.metric_of(spelled(str(key[0])))
-                if heading is None:
-                    unknown.add(str(key[0]))
+            if "_measurement" not in frame.columns:
+                frame["_measurement"] = ""
+            for key, part in frame.groupby(["_field", "_measurement", *tags], dropna=False, sort=False):
+                heading = names.metric_of(spelled(str(key[0]), str(key[1])))
+                told_tags = dict(zip(tags, map(str, key[2:]), strict=True))
+                if heading is None or is_part_of_host(told_tags):
+                    unknown |= {str(key[0])} if heading is None else set()
                     continue
-                told = labelled(heading, tag_labels(dict(zip(tags, map(str, key[1:]), strict=True))))
+                told = labelled(heading, tag_labels(told_tags))
                 values = pd.to_numeric(part["_value"], errors="coerce") * heading.factor
                 times_s = Times(part["_time"].tolist()).values_s
                 rows += [(time_s, told.node, told.device, heading.name, value)

@@ -33,6 +33,9 @@ _COMMENT: Final = re.compile(
 _IN_NAME: Final = re.compile(r"(?<![0-9])(1[0-9]{9}(?:[0-9]{3})?)(?![0-9])|([0-9]{8})[T_-]?([0-9]{6})")
 
 
+_FULLEST: Final = ("host_filesystem_used_ratio", "host_filesystem_inodes_used_ratio")
+
+
 class _Sample(NamedTuple):
     scrape: int
     time_s: float | None
@@ -136,7 +139,7 @@ def named_s(name: str) -> float | None:
 
 def _frame(samples: list[_Sample], times: list[float]) -> pd.DataFrame | None:
     told: dict[tuple[str, str], Series | None] = {}
-    indices = _indices(samples)
+    indices, own = _indices(samples), _own_node(samples)
     rows = []
     blocks: dict[tuple[float, str | None, str | None, str], float] = {}
     for one, time_s in zip(samples, times, strict=True):
@@ -147,7 +150,7 @@ def _frame(samples: list[_Sample], times: list[float]) -> pd.DataFrame | None:
         series = told[key]
         if series is None or series.metric is None:
             continue
-        whose = (time_s, series.node, series.device, series.metric.name)
+        whose = (time_s, series.node or own, series.device, series.metric.name)
         if names.block_of(one.name) is not None:
             blocks[whose] = blocks.get(whose, 0.0) + one.value
         else:
@@ -161,6 +164,13 @@ def _indices(samples: list[_Sample]) -> dict[str, str]:
     return {labels["uuid"]: labels["index"] for labels in infos if "uuid" in labels and "index" in labels}
 
 
+def _own_node(samples: list[_Sample]) -> str | None:
+    """The host that node_exporter is on, which its other series do not name; None where several are told."""
+    infos = [labels_of(labels) for labels in {one.labels for one in samples if one.name == "node_uname_info"}]
+    names_of = {labels.get("nodename", "") for labels in infos if "instance" not in labels}
+    return next(iter(names_of)) or None if len(names_of) == 1 else None
+
+
 def _with_index(labels: dict[str, str], indices: Mapping[str, str]) -> dict[str, str]:
     index = indices.get(labels.get("uuid", ""))
     return labels if index is None or "gpu" in labels else {**labels, "gpu": index}
@@ -172,6 +182,9 @@ def long_frame(rows: list[tuple[float, str | None, str | None, str, float]]) -> 
         return None
     long = pd.DataFrame(rows, columns=["time_s", "node", "device", "metric", "value"])
     long = long.fillna({"node": "", "device": ""})
+    of_many = long["metric"].isin(_FULLEST)  # of several file systems of a host the fullest one counts
+    if of_many.any():
+        long = pd.concat([long[~of_many], long[of_many].sort_values("value", kind="stable", na_position="first")])
     wide = long.pivot_table(index=["time_s", "node", "device"], columns="metric", values="value", aggfunc="last")
     return wide.reset_index().rename_axis(columns=None)
 

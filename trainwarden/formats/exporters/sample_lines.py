@@ -34,6 +34,12 @@ _GPUS: Final = ("index", "gpu", "gpu_index", "gpu_number", "gpu_id", "gpu.index"
                 "gpu_device", "device")  # fmt: skip
 
 
+# telegraf's inputs about the host itself (plugins/inputs/cpu, disk, mem, swap): a field means nothing without its own.
+_HOST_INPUTS: Final = ("cpu", "disk", "mem", "swap")
+_ALL_CORES: Final = "cpu-total"
+_SEALED: Final = ("squashfs", "iso9660", "erofs")
+
+
 class _Sample(NamedTuple):
     time_s: float
     name: str
@@ -99,9 +105,11 @@ def _of_influx(match: re.Match[str]) -> Iterator[_Sample]:
     tags = {key: re.sub(r"\\(.)", r"\1", value) for key, value in _TAG.findall(match[2])}
     labels = tag_labels(tags)
     time_s = time_s_of(match[4])
+    if is_part_of_host(tags):
+        return
     for key, value in _FIELD.findall(match[3]):
         try:
-            yield _Sample(time_s, spelled(key), labels, float(value))
+            yield _Sample(time_s, spelled(key, match[1]), labels, float(value))
         except ValueError:
             continue
 
@@ -118,10 +126,13 @@ def _of_telegraf(line: str) -> Iterator[_Sample]:
     try:
         whole: dict[str, Any] = msgspec.json.decode(line)
         for one in whole.get("metrics", [whole]):
-            labels = tag_labels({str(key): str(value) for key, value in one["tags"].items()})
+            tags = {str(key): str(value) for key, value in one["tags"].items()}
+            if is_part_of_host(tags):
+                continue
+            labels, measurement = tag_labels(tags), str(one.get("name", ""))
             time_s = time_s_of(str(one["timestamp"]))
             fields = list(one["fields"].items())
-            yield from (_Sample(time_s, spelled(str(key)), labels, float(value)) for key, value in fields
+            yield from (_Sample(time_s, spelled(str(key), measurement), labels, float(value)) for key, value in fields
                         if isinstance(value, int | float))  # fmt: skip
     except (msgspec.DecodeError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         return  # a line that is cut short
@@ -133,8 +144,21 @@ def _of_promtool(series: str, text: str) -> Iterator[_Sample]:
         yield _Sample(time_s_of(point[2]), series.partition("{")[0], labels, float(point[1]))
 
 
-def spelled(key: str) -> str:
+def is_part_of_host(tags: Mapping[str, str]) -> bool:
+    """Whether a sample of telegraf's is of one core, or of a file system that nothing is written to.
+
+    Examples
+    --------
+    >>> is_part_of_host({"cpu": "cpu3"}), is_part_of_host({"cpu": "cpu-total"}), is_part_of_host({"fstype": "squashfs"})
+    (True, False, True)
+    """
+    return tags.get("cpu", _ALL_CORES) != _ALL_CORES or tags.get("fstype", "") in _SEALED
+
+
+def spelled(key: str, measurement: str = "") -> str:
     """The name that the program itself has for a field, where a rule of the agent's has replaced its dots."""
+    if measurement in _HOST_INPUTS:
+        return f"{measurement}_{key}"
     if names.metric_of(key) is not None:
         return key
     for place in (index for index, char in enumerate(key) if char == "_"):
@@ -167,10 +191,12 @@ def _of_cloudwatch(text: str, file: str) -> Iterator[_Sample]:
         if not isinstance(series, dict):
             continue
         words = str(series.get("Label", "")).removeprefix("nvidia_smi_").split()
-        gpu = next((word for word in words[1:] if word.isdecimal()), "")
-        host = next((word for word in words[1:] if word.startswith("i-")), "")
+        gpu = next((word for word in words if word.isdecimal()), "")
+        host = next((word for word in words if word.startswith("i-")), "")
         labels = {"Hostname": host, "gpu": gpu} if gpu else {"Hostname": host}
-        name = spelled(words[0].removeprefix("nvidia_smi_")) if words else ""
+        # The metric's name stands first, or behind what else a search's labels tell apart.
+        spelt = [spelled(word.removeprefix("nvidia_smi_")) for word in words]
+        name = next((word for word in spelt if names.metric_of(word) is not None), spelt[0] if spelt else "")
         for stamp, value in zip(series.get("Timestamps", []), series.get("Values", []), strict=False):
             if isinstance(value, int | float):
                 yield _Sample(time_s_of(str(stamp)), name, labels, float(value))
