@@ -210,6 +210,7 @@ def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
         opinion="anomalous", score=0.95, kind=kind,
         reason=first.said or f"{_who(first)} logged ({first.rule}): {first.line[:200]}{_advice(first)}",
         severity=min(finding.severity for finding in findings), suspects=suspects, onset_s=first.time_s,
+        verified=kind == "slow_compute",  # only reports that compare ranks with each other have lines of it
     )  # fmt: skip
 
 

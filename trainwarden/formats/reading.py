@@ -12,6 +12,7 @@ import numpy as np
 
 from trainwarden.errors import DataError
 from trainwarden.formats.building import joined_iterations, joined_metrics
+from trainwarden.formats.dumps.short_traces import short_traces
 from trainwarden.formats.gpu.kept_errors import kept_errors
 from trainwarden.formats.protocol import Found, Misfit
 from trainwarden.formats.source import Source
@@ -287,7 +288,7 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
     dumps = {**gathered.dumps, **job.flight}
     broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
     table = joined_metrics(metrics)
-    logs = (*job.logs, *gathered.logs, *kept_errors(table))
+    logs = (*job.logs, *gathered.logs, *kept_errors(table), *short_traces(one for _, one in gathered.iterations))
     if not iterations and logs and (told := steps_of(logs)) is not None:
         iterations = [told]
         gathered.notes.append(f"{told.step.size} steps with their times are read from the log")

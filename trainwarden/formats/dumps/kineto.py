@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -13,11 +14,15 @@ import pandas as pd
 from trainwarden.errors import DataError
 from trainwarden.formats.building import iteration_table
 from trainwarden.formats.dumps.flight_recorder import rank_of
+from trainwarden.formats.dumps.short_traces import POINT_TO_POINT, TRACED
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 
 _STEP: Final = re.compile(r"ProfilerStep#([0-9]{1,9})$")
 _CALL: Final = re.compile(r"(?i)^nccl(?:Dev)?Kernel_([A-Za-z]{2,30}?)(?:_|$)|^nccl:([a-z_]{2,40})")
+
+
+_SENDS: Final = re.compile(r"(?i)^nccl(?:Dev)?Kernel_?SendRecv|^nccl:(?:send|recv)\b")
 
 
 class _Event(msgspec.Struct):
@@ -63,7 +68,10 @@ class Kineto:
             frame["rank"] = str(rank)
         found = Found(rows=len(trace.trace_events))
         if (table := iteration_table(frame)) is not None:
-            found.iterations.append(table)
+            told = (TRACED,) if "compute_s" in frame else ()
+            if any(_SENDS.match(one.name) for one in trace.trace_events if one.ph == "X"):
+                told = (*told, POINT_TO_POINT)
+            found.iterations.append(replace(table, notes=(*table.notes, *told)))
         return found
 
 
