@@ -24,6 +24,10 @@ _ONE: Final = re.compile(r"^ *Rank ([0-9]{1,9}) has (?:launched up to operation 
 _DIFFERENT: Final = re.compile(r"^ *Communicator ranks have different ([A-Za-z]{1,40}) ?operation counts")
 _RANK: Final = re.compile(r"^ *Rank ([0-9]{1,9}) ?(?:--|$)")
 _LOST: Final = re.compile(r"^ *Process ([0-9]{1,10}) on node (\S{1,255}) managing GPU")
+# Without -v, missing ranks stand in one line, as numbers and ranges of them.
+_MISSING: Final = re.compile(r"^ *The missing ranks?: ([0-9][0-9, -]{0,1000})$")
+_RANGE: Final = re.compile(r"([0-9]{1,9})(?: ?- ?([0-9]{1,9}))?")
+_DEAD: Final = re.compile(r"^DEAD\b")
 _WHERE: Final = re.compile(r"managed by process ([0-9]{1,10}) on node (\S{1,255})")
 # NCCL 2.28.9 leaves a comma out between the members of a missing rank.
 _NO_COMMA: Final = re.compile(r'([0-9"}\]]|true|false)[ \t]{0,40}\n([ \t]{0,40}")')
@@ -140,15 +144,24 @@ def _from_text(text: str) -> list[RasCommunicator]:
     if "Communicators" not in text and "NCCL" not in text and "#" not in text:
         raise DataError("RAS answer is neither JSON nor a RAS report")
     comms: list[_TextComm] = []
+    dead, lost = False, list[tuple[str, int]]()
     for whole in text.split("\n"):
-        line = whole[:MAX_LINE]
+        line = whole[:MAX_LINE].rstrip()
         if (head := _COMM.match(line)) is not None:
             comms.append(_TextComm(head.group(2), head.group(3)))
+        elif not comms and (process := _LOST.match(line)) is not None:
+            lost.append((process.group(2), int(process.group(1))))
+        elif not comms and _DEAD.match(line):
+            dead = True
         elif comms:
             comms[-1].read(line)
     out: dict[str, RasCommunicator] = {}
     for comm in comms:
         merged = comm.ranks()
+        gone = [place for place, one in enumerate(merged) if one.missing and one.rank is not None and not one.host]
+        if len(gone) == len(lost) == 1:  # the one process that is lost for the whole job is that of the one rank
+            host, pid = lost[0]
+            merged[gone[0]] = msgspec.structs.replace(merged[gone[0]], host=host, pid=pid, dead=dead)
         known = out.get(comm.name)
         if known is not None:
             merged = [*known.ranks, *(one for one in merged if one.rank not in {old.rank for old in known.ranks})]
@@ -187,6 +200,9 @@ class _TextComm:
         elif (found := _LOST.match(line)) is not None:
             dead = self._state == "DEAD"
             self._lost.append(RasRank(None, found.group(2), int(found.group(1)), missing=True, dead=dead))
+        elif (found := _MISSING.match(line)) is not None:
+            for rank in _numbers(found.group(1)):
+                self._name(rank, None, line)
         elif (found := _RANK.match(line)) is not None:
             self._many = max(0, self._many - 1)
             self._name(int(found.group(1)), self._count, line)
@@ -215,3 +231,18 @@ class _TextComm:
         if where is not None:
             pid, host = int(where.group(1)), where.group(2)
         self._named[rank] = (host, pid, counts if count is None else counts | {self._op: count})
+
+
+def _numbers(text: str) -> list[int]:
+    """Numbers of a list of ranks, `MAX_LINE` of them at most.
+
+    Examples
+    --------
+    >>> _numbers("3, 8-10,12")
+    [3, 8, 9, 10, 12]
+    """
+    found: list[int] = []
+    for one in _RANGE.finditer(text):
+        first, last = int(one.group(1)), int(one.group(2) or one.group(1))
+        found += range(first, min(last + 1, first + MAX_LINE - len(found)))
+    return found

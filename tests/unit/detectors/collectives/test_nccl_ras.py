@@ -165,3 +165,26 @@ def test_hostile_text_takes_linear_time() -> None:
         "9 ranks have\n" * 50_000 + "#",
     ):
         parse(text)
+
+
+def brief(missing: str, *, state: str = "INCOMPLETE", processes: int = 1) -> str:
+    """The answer without -v, of which ranks are listed by their numbers alone."""
+    lost = "".join(f"  Process {700 + n} on node b{n} managing GPU 5\n" for n in range(processes))
+    return (
+        f"{TEXT[: TEXT.index('Errors')]}Errors\n======\n\n{state}\n  {processes} processes do not answer\n{lost}\n"
+        f"#0-0 (cf26) INCOMPLETE\n  Missing communicator data from ranks\n  The missing {missing}\n\nWarnings\n"
+    )
+
+
+def test_a_missing_rank_of_the_brief_form_is_named_with_the_one_process_that_is_lost() -> None:
+    (found,) = analyse(brief("rank: 21", state="DEAD"))
+    assert (found.ranks, found.scores) == ((21,), (1.0,))
+    assert "rank 21 (process 700 on b0) is considered dead" in found.reason
+    (silent,) = analyse(brief("rank: 21"))
+    assert silent.scores == (0.8,)
+
+
+def test_missing_ranks_of_the_brief_form_are_numbers_and_ranges() -> None:
+    (found,) = analyse(brief("ranks: 3, 8-10", processes=4))
+    assert found.ranks == (3, 8, 9, 10)
+    assert "process" not in found.reason
