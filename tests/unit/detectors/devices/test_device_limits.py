@@ -49,6 +49,14 @@ def test_what_breaks_a_limit(name, values, kind):
         assert vote.metrics == (name,)
 
 
+@pytest.mark.parametrize(
+    ("share", "samples", "told"), [(0.31, 22, True), (0.31, 15, False), (0.08, 60, False), (0.0, 60, False)]
+)
+def test_processors_that_a_hypervisor_takes_for_long_are_told(share: float, samples: int, told: bool):
+    vote = run(limits(), "host", "host_cpu_steal_ratio", [[share] * samples, [0.0] * samples])
+    assert (vote.kind == "host_contention") == told
+
+
 def test_a_board_whose_configuration_memory_is_damaged_is_told():
     vote = run(limits(), "gpu", "gpu_inforom_valid_state", [[0.0, 0.0], [1.0, 1.0]])
     assert (vote.kind, [one.device for one in vote.suspects]) == ("metric_anomaly", ["0"])
