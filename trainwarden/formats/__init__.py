@@ -27,6 +27,8 @@ CATALOG: Final[dict[str, str]] = {
     "port counters": "trainwarden.formats.fabric.ports:Ports",
     "fabric errors": "trainwarden.formats.fabric.ib_errors:FabricErrors",
     "nccl tests": "trainwarden.formats.fabric.nccl_tests:NcclTests",
+    "interface list": "trainwarden.formats.fabric.interfaces:Interfaces",
+    "pci list": "trainwarden.formats.host.pci:PciList",
     "disk report": "trainwarden.formats.host.disks:Disks",
     "kubernetes objects": "trainwarden.formats.scheduler.pods:Pods",
     "slurm table": "trainwarden.formats.scheduler.slurm:SlurmTable",

@@ -68,6 +68,7 @@ LINES = [
     ("For debugging consider passing CUDA_LAUNCH_BLOCKING=1", "advice.cuda_async", "benign"),
     ("UserWarning: error in the weather", "noise.future_warning", "benign"),
     ("validation finished, 0 errors", "noise.zero_errors", "benign"),
+    ("health check: 0000:61:00.0 pcie failed: x8 of x16", "report.pcie", "root"),
     ("epoch 3 mean squared error 0.12", "noise.metric_names", "benign"),
 ]  # fmt: skip
 

@@ -184,3 +184,60 @@ def test_a_table_of_pods_that_run_is_judged_and_others_ask_for_their_logs(tmp_pa
         path = tmp_path / "pods.txt"
         path.write_text(well + row, encoding="utf-8")
         assert sniffed(Source(path, path.name))[0] != "kubernetes objects"
+
+
+def ports(*of: tuple[str, str, str]) -> str:
+    return "".join(
+        f"{n}: {name}: <BROADCAST,MULTICAST,{flags}> mtu 9000 qdisc mq state {state} mode DEFAULT\n"
+        f"    link/ether 02:00:00:00:00:{n:02x} brd ff:ff:ff:ff:ff:ff\n"
+        for n, (name, flags, state) in enumerate(of)
+    )
+
+
+UP = [(f"ens{n}np0", "UP,LOWER_UP", "UP") for n in range(4)]
+
+
+def test_a_port_without_carrier_among_others_of_its_kind_is_down(tmp_path: Path):
+    lines = said(tmp_path, ports(*UP, ("ens7np0", "NO-CARRIER,UP", "DOWN")), "interface list")
+    assert failures(lines) == ["ens7np0 port failed: no carrier, while 4 others of its kind are up"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("docker0", "NO-CARRIER,UP", "DOWN"), ("ens7np0", "", "DOWN"), ("eno1", "NO-CARRIER,UP", "DOWN"),
+        ("bond0", "NO-CARRIER,MASTER,UP", "DOWN"), ("ens7np0", "UP,LOWER_UP", "UNKNOWN"),
+    ],
+)  # fmt: skip
+def test_what_wants_no_cable_is_not_down(tmp_path: Path, other: tuple[str, str, str]):
+    assert not failures(said(tmp_path, ports(*UP, other), "interface list"))
+
+
+def test_few_or_many_ports_without_carrier_are_not_judged(tmp_path: Path):
+    down = [(f"ens{n}np0", "NO-CARRIER,UP", "DOWN") for n in range(4, 8)]
+    assert not failures(said(tmp_path, ports(*UP, *down), "interface list"))
+    with pytest.raises(DataError, match="no port is down among others of its kind"):
+        said(tmp_path, ports(UP[0], down[0]), "interface list")
+
+
+def cards(*widths: int, kind: str = "3D controller", model: str = "NVIDIA Corporation GH100", most: int = 16) -> str:
+    return "".join(
+        f"{n:02x}:00.0 {kind}: {model}\n\tNUMA node: 0\n\t\tLnkCap:\tPort #0, Speed 32GT/s, Width x{most}, ASPM L1\n"
+        f"\t\tLnkSta:\tSpeed 2.5GT/s (downgraded), Width x{width} (ok)\n\n" for n, width in enumerate(widths)
+    )  # fmt: skip
+
+
+def test_the_device_with_fewer_lanes_than_others_of_its_model_is_told(tmp_path: Path):
+    lines = said(tmp_path, cards(16, 16, 8, 16, 16), "pci list")
+    assert failures(lines) == [
+        "0000:02:00.0 pcie failed: x8 of x16, while 4 others of its model have all lanes: NVIDIA Corporation GH100"
+    ]
+
+
+def test_links_that_are_slow_alike_alone_or_empty_are_no_fault(tmp_path: Path):
+    assert not failures(said(tmp_path, cards(16, 16, 16, 16), "pci list"))  # 2.5 GT/s: idle
+    bridges = cards(0, 0, 0, 4, kind="PCI bridge", model="Intel root port")
+    assert not failures(said(tmp_path, cards(16, 16, 16, 16) + bridges, "pci list"))
+    for text in (cards(8, 8, 8, 8), cards(16, 8), cards(16, 16, 16, kind="PCI bridge")):
+        with pytest.raises(DataError, match="devices of one model"):
+            said(tmp_path, text, "pci list")
