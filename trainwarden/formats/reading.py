@@ -21,6 +21,7 @@ from trainwarden.formats.survey import files_below, looked_at, made
 from trainwarden.formats.tables.ours import header_of, kind_of, parquet_kind, refuse_collapsed
 from trainwarden.formats.text.log_text import NAME as TEXT
 from trainwarden.formats.text.log_text import is_plain, with_logs
+from trainwarden.formats.text.rank_times import rank_times
 from trainwarden.formats.text.step_times import steps_of
 from trainwarden.formats.unjudged import PLAIN, recognised, tells_of_failures
 from trainwarden.recorded import folder as recorded
@@ -289,6 +290,7 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
     broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
     table = joined_metrics(metrics)
     logs = (*job.logs, *gathered.logs, *kept_errors(table), *short_traces(one for _, one in gathered.iterations))
+    logs = (*logs, *rank_times(logs))
     if not iterations and logs and (told := steps_of(logs)) is not None:
         iterations = [told]
         gathered.notes.append(f"{told.step.size} steps with their times are read from the log")

@@ -1,0 +1,106 @@
+"""The rank that computes longer than all others by Megatron's timers of every rank (``--timing-log-option all``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from trainwarden.formats.verdicts import Verdict, line_of
+from trainwarden.recorded.job import LogTable
+
+# megatron/core/timers.py: a title, then for each timer its name and a line of each rank.
+TITLE: Final = "times across ranks (ms):"
+_TIMER: Final = re.compile(r"(?:^|\s)\s{0,8}([a-z][a-z0-9-]{2,60}):\s{0,4}$")
+_RANK: Final = re.compile(r"(?:^|\s)rank {1,8}([0-9]{1,6}): ([0-9]{1,9}\.[0-9]{1,6})\s{0,4}$")
+_OWN: Final = ("forward-compute", "backward-compute")  # timers of a rank's own work
+LEAST_RANKS: Final = 4
+LEAST_BLOCKS: Final = 3  # in a row
+LEAST_RATIO: Final = 1.15  # to the median of the others
+MOST_SPREAD: Final = 0.05  # of the others: stages of a pipeline and groups of ranks differ by themselves
+MOST_LINES: Final = 2_000_000  # of a log that is looked through
+
+
+class _Block(NamedTuple):
+    """What one print says: own milliseconds by rank, and where it begins."""
+
+    place: int
+    own_ms: dict[int, float]
+
+
+def rank_times(logs: Iterable[LogTable]) -> list[LogTable]:
+    """A line about the rank that was slow in several prints in a row, for each log in which there is one."""
+    found = []
+    for log in logs:
+        slow = _slow(_blocks(log.lines)) if len(log.lines) <= MOST_LINES else None
+        if slow is None:
+            continue
+        block, rank, ratio = slow
+        words = f"{block.own_ms[rank]:.0f} ms of forward and backward, {ratio:.2f} times those of the others"
+        line = line_of(Verdict(f"rank{rank}", "compute", words))
+        stamped = log.times_s[: block.place + 1]
+        stamped = stamped[np.isfinite(stamped)]  # the print itself has no stamp: its step's line stands before it
+        time_s = stamped[-1] if stamped.size else np.nan
+        found.append(LogTable("rank times", np.array([time_s]), (None,), (rank,), [line]))
+    return found
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[_Block]:
+    """Prints of timers; one ends with the first line that is neither a timer nor a rank."""
+    block: _Block | None = None
+    own = False
+    for place, line in enumerate(lines):
+        if TITLE in line:
+            if block is not None:
+                yield block
+            block, own = _Block(place, {}), False
+        elif block is None:
+            continue
+        elif (rank := _RANK.search(line)) is not None:
+            if own:
+                number = int(rank[1])
+                block.own_ms[number] = block.own_ms.get(number, 0.0) + float(rank[2])
+        elif (timer := _TIMER.search(line)) is not None:
+            own = timer[1] in _OWN
+        else:
+            yield block
+            block = None
+    if block is not None:
+        yield block
+
+
+def _slow(blocks: Iterable[_Block]) -> tuple[_Block, int, float] | None:
+    """The first of several prints in a row in which the same rank is slow, with it and its ratio."""
+    begun: _Block | None = None
+    last, ratios = -1, list[float]()
+    for block in blocks:
+        rank, ratio = _odd(block.own_ms)
+        if ratio is None:
+            begun, ratios = None, []
+            continue
+        if begun is None or rank != last:
+            begun, ratios = block, []
+        last = rank
+        ratios.append(ratio)
+        if len(ratios) == LEAST_BLOCKS:
+            return begun, rank, float(np.median(ratios))
+    return None
+
+
+def _odd(own_ms: Mapping[int, float]) -> tuple[int, float | None]:
+    """The rank that takes longest, and how many times as long as the others; None where it is not odd.
+
+    Examples
+    --------
+    >>> _odd({0: 100.0, 1: 101.0, 2: 150.0, 3: 99.0}), _odd({0: 100.0, 1: 150.0, 2: 150.0, 3: 100.0})
+    ((2, 1.5), (1, None))
+    """
+    if len(own_ms) < LEAST_RANKS:
+        return -1, None
+    rank = max(own_ms, key=lambda one: own_ms[one])
+    others = np.array([ms for one, ms in own_ms.items() if one != rank])
+    usual = float(np.median(others))
+    even = usual > 0.0 and bool((np.abs(others - usual) <= MOST_SPREAD * usual).all())
+    return rank, own_ms[rank] / usual if even and own_ms[rank] >= LEAST_RATIO * usual else None
