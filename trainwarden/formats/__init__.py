@@ -29,6 +29,7 @@ CATALOG: Final[dict[str, str]] = {
     "nccl tests": "trainwarden.formats.fabric.nccl_tests:NcclTests",
     "interface list": "trainwarden.formats.fabric.interfaces:Interfaces",
     "pci list": "trainwarden.formats.host.pci:PciList",
+    "sar report": "trainwarden.formats.host.sar:SarReport",
     "disk report": "trainwarden.formats.host.disks:Disks",
     "kubernetes objects": "trainwarden.formats.scheduler.pods:Pods",
     "slurm table": "trainwarden.formats.scheduler.slurm:SlurmTable",
