@@ -13,9 +13,9 @@ from trainwarden.formats import names
 from trainwarden.formats.building import contradicted, metric_table, too_many
 from trainwarden.formats.protocol import Found, Misfit
 from trainwarden.formats.roles import Roles, heading_of, of_gpus, roles_of
-from trainwarden.formats.series import by_series, numbered
+from trainwarden.formats.series import by_series, numbered, panel_metric, written_unit
 from trainwarden.formats.stamps import Times
-from trainwarden.formats.steps import steps_found
+from trainwarden.formats.steps import is_loss, steps_found
 from trainwarden.formats.table import COLUMNS_HELP, Table, column_values, owners, tag_of
 from trainwarden.recorded.files import shown
 from trainwarden.recorded.job import Floats
@@ -25,6 +25,7 @@ MOST_GPUS: Final = 64  # of a node
 MIN_EPOCH_S: Final = 1e8  # 1973: what counts less is no time since 1970
 _OWNERS: Final = (*names.NODE, *names.DEVICE, *names.RANK, *names.MODEL)
 _TAGS: Final = ("tags", "tag", "scope", "group", "tag_set")
+_PANEL: Final = "-data-"  # what Grafana puts between a panel's title and the time in the name of its download
 ROUND_S: Final = 1.0  # between samples that carry no time, as for `dmon`
 
 
@@ -45,7 +46,7 @@ def interpreted(table: Table) -> Found:
     _count_rows(table, roles)
     times = _times(table, roles)
     if roles.series is None and roles.value is not None and roles.value not in roles.as_metric:
-        tag = tag_of(table.file)
+        tag = _value_named(table, roles.value)
         frame = table.frame = frame.rename(columns={roles.value: tag})
         roles.value = None
     if roles.series is not None and roles.value is not None:
@@ -64,6 +65,15 @@ def interpreted(table: Table) -> Found:
         raise Misfit(table.file, table.problems)
     found.notes = [*table.notes, *found.notes]
     return found
+
+
+def _value_named(table: Table, column: str) -> str:
+    """What the file's name calls a column of values: a metric where one is told, else the end of the name."""
+    tag = tag_of(table.file)
+    if names.metric_of(tag) is not None or names.duration_factor(tag) is not None or is_loss(tag):
+        return tag
+    heading = panel_metric(table.file, written_unit(table, [column])) if _PANEL in table.file else None
+    return heading.name if heading is not None else tag
 
 
 def _count_rows(table: Table, roles: Roles) -> None:

@@ -184,7 +184,7 @@ def numbered(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame |
     told = {one: series for one, series in told.items() if series.device is not None or "{" in str(one)}
     if times is None or not told or (len(told) == 1 and not any(series.metric for series in told.values())):
         return None
-    default = _default(table, [series.metric for series in told.values()], _written_unit(table, map(str, told)))
+    default = _default(table, [series.metric for series in told.values()], written_unit(table, map(str, told)))
     parts: dict[tuple[str | None, str | None, int | None], dict[str, Any]] = {}
     for column, series in told.items():
         heading = series.metric or default
@@ -215,7 +215,20 @@ def _default(table: Table, told: list[names.Heading | None], unit: str | None) -
         return said
     if any(told):
         return None
-    stem = table.file.rsplit("/", 1)[-1].lower()
+    return panel_metric(table.file, unit)
+
+
+def panel_metric(file: str, unit: str | None) -> names.Heading | None:
+    """The metric that a file's name tells, of `unit` where its cells carry one.
+
+    Examples
+    --------
+    >>> panel_metric("GPU temperature-data-2026-09-21 14_00_00.csv", None).name
+    'gpu_temperature_celsius'
+    >>> panel_metric("SM clocks-data-as-joinbyfield.csv", "hertz").name, panel_metric("sm-data-1.csv", "hertz")
+    ('gpu_sm_clock_hertz', None)
+    """
+    stem = file.rsplit("/", 1)[-1].lower()
     stem = re.sub(r"-data-.*$|\.(csv|tsv|txt).*$", "", stem).replace("_", " ").strip()
     singular = " ".join(word.removesuffix("s") for word in stem.split())
     words = [stem, stem.replace(" ", "_"), singular.replace(" ", "_"), *stem.split(), *singular.split()]
@@ -223,7 +236,7 @@ def _default(table: Table, told: list[names.Heading | None], unit: str | None) -
     return next((one for one in listed if unit is None or one.unit == unit), None)
 
 
-def _written_unit(table: Table, columns: Iterable[str]) -> str | None:
+def written_unit(table: Table, columns: Iterable[str]) -> str | None:
     """The unit behind the numbers of `columns`; None where their cells carry none."""
     for column in columns:
         said = UNITS.get(Numbers(table.frame[column].tolist()[:_PROBED], comma=table.comma).unit.lower())

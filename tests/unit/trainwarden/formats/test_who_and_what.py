@@ -68,6 +68,20 @@ def test_a_panels_name_means_what_its_cells_are_measured_in(
     assert value(table, metric, "gpu-b1")[0] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("GPU temperature-data-as-joinbyfield.csv", "gpu_temperature_celsius"),
+        ("temperature-of-water.csv", "temperature-of-water"),
+        ("Queue depth-data-2026-09-21 14_00_00.csv", "Queue depth-data-2026-09-21 14_00_00"),
+    ],
+)
+def test_a_column_of_values_is_what_its_panel_is_called(tmp_path: Path, name: str, metric: str):
+    rows = "".join(f"2026-09-21T14:00:{n:02d}Z,b{n % 2}:9400,{n % 4},61\n" for n in range(16))
+    table = metrics(tmp_path, "Time,instance,gpu,Value\n" + rows, made("table"), name)
+    assert table.names == (metric,)
+
+
 def cloudwatch(label: str, share: float = 81.5) -> str:
     series = {"Id": "m1", "Label": label, "Timestamps": ["2026-09-21T14:00:00+00:00"], "Values": [share]}
     return json.dumps({"MetricDataResults": [series]})
