@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from trainwarden.detectors.logs.ends.line_times import line_times
+from trainwarden.detectors.logs.ends.line_times import times_of_lines
 from trainwarden.detectors.pace.contention import LOST
 from trainwarden.detectors.peers.cpu_wait import ON_CPU, USED
 from trainwarden.detectors.peers.roles import roles
@@ -71,8 +71,8 @@ class ReplayStream:
             calls = CallRecords(job.collectives, job, start_s)
             self._lanes.append(_Lane(calls.times_s, calls.between))
             self._cuts.append(calls.step_s)
-        for log in job.logs:
-            self._add_log(log, start_s)
+        for log, written_s in zip(job.logs, times_of_lines(job.logs, start_s), strict=True):
+            self._add_log(log, written_s)
         if job.metrics is not None:
             self._add_contention(job.metrics)
 
@@ -207,10 +207,9 @@ class ReplayStream:
             times_s = np.array([record.time_s for record in records])
             self._lanes.append(_Lane(times_s, lambda first, end: iter(records[first:end])))
 
-    def _add_log(self, log: LogTable, start_s: float) -> None:
+    def _add_log(self, log: LogTable, times_s: Floats) -> None:
         if not log.lines:
             return
-        times_s = line_times(log, start_s)
 
         def make(first: int, end: int) -> Iterator[Record]:
             writers: dict[tuple[str | None, int | None], list[int]] = {}

@@ -15,7 +15,7 @@ import numpy as np
 
 from trainwarden.detectors.logs.device_lines import Tasks, as_said
 from trainwarden.detectors.logs.ends.endings import MAX_RANKS, Ending, EndTable, ranks_of, shipped_endings
-from trainwarden.detectors.logs.ends.line_times import began_s, line_times
+from trainwarden.detectors.logs.ends.line_times import began_s, times_of_lines
 from trainwarden.detectors.logs.ends.standstills import standstill
 from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Stall, Verdict, decide
 from trainwarden.detectors.logs.findings import EVENT_KIND, OUTLIVED
@@ -150,7 +150,7 @@ class _Reader:
 
     def __init__(self, tables: Sequence[LogTable], start_s: float) -> None:
         self.tables = tables
-        self._times_s = [line_times(table, start_s) for table in tables]
+        self._times_s = times_of_lines(tables, start_s)
         self._rules, self._endings = shipped_rules(), shipped_endings()
         self._open: set[tuple[int, int | None]] = set()  # writers in the middle of a traceback
         self._tables: defaultdict[int, EndTable] = defaultdict(EndTable)  # of launchers, by file

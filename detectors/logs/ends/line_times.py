@@ -16,7 +16,36 @@ from trainwarden.recorded.job import Floats, LogTable
 
 UNSTAMPED_S: Final = 1.0  # lines of a file without any time stamp are taken to be so far apart
 WIDE_S: Final = 60.0  # between stamps that are nearer the last one is good enough
+_NEWEST: Final = 4096  # lines of a file in which its last step and what follows it stand
+_LEAST_S: Final = 0.001  # behind the step that came before
+_TRACEBACK: Final = "Traceback (most recent call last)"
 _TIMEOUT: Final = re.compile(r"Timeout\(ms\)=([0-9]{1,12})")
+
+
+def times_of_lines(logs: Sequence[LogTable], start_s: float) -> list[Floats]:
+    """`line_times` of all files of a job: last words of a rank in a file without any stamp are as old as the job's end.
+
+    A rank's own file often holds its exception alone. It belongs to the end that other files tell of; where they tell
+    of none, it may be an exception that was caught, and its time is not known.
+
+    Examples
+    --------
+    >>> said = ["step 7 loss: 2.5", "failed (exitcode: 1) local_rank: 0 (pid: 7)"]
+    >>> train = LogTable("train.log", np.array([5.0, 9.0]), (None,) * 2, (None,) * 2, said)
+    >>> own = LogTable("rank3.err", np.array([np.nan] * 2), (None,) * 2, (3,) * 2, ["warning", "KeyError: 'x'"])
+    >>> [times_s.tolist() for times_s in times_of_lines([train, own], 5.0)]
+    [[5.0, 9.0], [5.0, 9.0]]
+    """
+    times_s = [line_times(log, start_s) for log in logs]
+    unstamped = [number for number, log in enumerate(logs) if log.lines and not np.isfinite(log.times_s).any()]
+    own = [number for number in unstamped if any(rank is not None for rank in logs[number].ranks)]
+    silent = [number for number in own if not any(goes_on(line) for line in logs[number].lines[-_NEWEST:])]
+    stamped = [number for number in range(len(logs)) if logs[number].lines and number not in unstamped]
+    if silent and stamped:
+        end_s = _end_s([logs[number] for number in stamped], [times_s[number] for number in stamped])
+        for number in silent if end_s is not None else ():
+            times_s[number][_last_words(logs[number].lines) :] = end_s
+    return times_s
 
 
 def line_times(log: LogTable, start_s: float) -> Floats:
@@ -54,6 +83,28 @@ def began_s(line: str, time_s: float) -> float:
     return time_s - int(match[1]) / 1000.0 if match else time_s
 
 
+def _end_s(logs: Sequence[LogTable], times_s: Sequence[Floats]) -> float | None:
+    """When the job has ended: the first line behind the last step of all files that tells of an end or of its cause."""
+    newest = [log.lines[-_NEWEST:] for log in logs]
+    newest_s = [times[-_NEWEST:] for times in times_s]
+    steps = [[place for place, line in enumerate(lines) if goes_on(line)] for lines in newest]
+    step_s = max((float(times[one[-1]]) for times, one in zip(newest_s, steps, strict=True) if one), default=None)
+    found = (
+        float(times[place])
+        for lines, times, one in zip(newest, newest_s, steps, strict=True)
+        for place in range(one[-1] + 1 if one else 0, len(lines))
+        if (step_s is None or times[place] >= step_s) and _tells_of_a_failure(lines[place])
+    )
+    end_s = min(found, default=None)
+    return None if end_s is None else end_s if step_s is None else max(end_s, step_s + _LEAST_S)
+
+
+def _last_words(lines: Sequence[str]) -> int:
+    """Where the last traceback of a file begins, else its last line."""
+    traced = (place for place in range(len(lines) - 1, -1, -1) if _TRACEBACK in lines[place])
+    return next(traced, len(lines) - 1)
+
+
 def _spread(times_s: Floats, lines: Sequence[str], before: int, behind: int) -> None:
     """Times of the lines between two stamps that are far apart."""
     steps = [place for place in range(before + 1, behind) if goes_on(lines[place])]
@@ -73,3 +124,8 @@ def _tells_of_an_end(line: str) -> bool:
         return True
     rule = shipped_rules().match(line)
     return rule is not None and rule.role in {"cascade", "phase"}
+
+
+def _tells_of_a_failure(line: str) -> bool:
+    ending, rule = shipped_endings().read(line), shipped_rules().match(line)
+    return (ending is not None and ending.failed) or (rule is not None and rule.role in {"cascade", "root"})

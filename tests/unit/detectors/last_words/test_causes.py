@@ -254,3 +254,24 @@ def test_a_kernel_log_beside_the_only_log_of_a_program_makes_no_second_node(tmp_
     }
     (incident,) = judged(tmp_path, files)
     assert (incident.kind, incident.suspects[0].rank) == ("exception", 1)
+
+
+STALE = "OSError: [Errno 116] Stale file handle: '/mnt/tokens/part-0017.bin'"
+
+
+@pytest.mark.parametrize(("exception", "kind"), [(STALE, "storage"), ("KeyError: 'labels'", "exception")])
+@pytest.mark.parametrize("name", ["train_rank6.err", "a_rank6.err"])
+def test_last_words_in_a_ranks_own_file_without_stamps_belong_to_the_jobs_end(
+    tmp_path: Path, exception: str, kind: str, name: str
+) -> None:
+    failed = FAILED.format(clock="08:13:51", code=1, rank=6)
+    own = ["UserWarning: no TF32 here", *raised(6, exception)]
+    (incident,) = judged(tmp_path, {"train.log": [*steps("08:13:40", 40), failed], name: own})
+    assert (incident.kind, [one.rank for one in incident.suspects]) == (kind, [6])
+    assert 0.0 < incident.opened_at_s % 86_400 - (8 * 3600 + 13 * 60 + 40) < 60.0
+
+
+def test_what_was_caught_in_a_file_without_stamps_is_no_end_of_a_job_that_tells_of_none(tmp_path: Path) -> None:
+    own = [*raised(6, "ConnectionError: tracker is away"), "went on without the tracker"]
+    for words in (own, own[:-1]):
+        assert not judged(tmp_path, {"train.log": steps("08:13:40", 40), "train_rank6.err": words})
