@@ -68,7 +68,7 @@ def interpreted(table: Table) -> Found:
 
 
 def _value_named(table: Table, column: str) -> str:
-    """What the file's name calls a column of values: a metric where one is told, else the end of the name."""
+    """What the file's name calls a column of values: a metric where it names one, else the end of the name."""
     tag = tag_of(table.file)
     if names.metric_of(tag) is not None or names.duration_factor(tag) is not None or is_loss(tag):
         return tag

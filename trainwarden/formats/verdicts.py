@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,10 @@ from trainwarden.errors import DataError
 from trainwarden.formats.protocol import Found
 from trainwarden.formats.source import Source
 from trainwarden.recorded.job import LogTable
+
+LEAST_RANKS: Final = 4  # that are compared
+LEAST_RATIO: Final = 1.15  # to the median of the others
+MOST_SPREAD: Final = 0.05  # of the others around it: stages of a pipeline and groups of ranks differ by themselves
 
 
 class Verdict(NamedTuple):
@@ -37,14 +41,14 @@ def line_of(one: Verdict) -> str:
     return f"health check: {device} {one.part} failed: {one.failed}"
 
 
-def verdict_table(label: str, verdicts: Iterable[Verdict], now_s: float) -> LogTable | None:
-    """Lines of `verdicts` in the order of their times, those without one at `now_s`; None where there is none."""
+def verdict_tables(label: str, verdicts: Iterable[Verdict], now_s: float) -> list[LogTable]:
+    """Lines of `verdicts` in the order of their times, those without one at `now_s`; empty where there is none."""
     listed = sorted(((now_s if one.time_s is None else one.time_s, one) for one in verdicts), key=lambda pair: pair[0])
     if not listed:
-        return None
+        return []
     times = np.array([time_s for time_s, _ in listed])
     nodes = tuple(one.node for _, one in listed)
-    return LogTable(label, times, nodes, (None,) * len(listed), [line_of(one) for _, one in listed])
+    return [LogTable(label, times, nodes, (None,) * len(listed), [line_of(one) for _, one in listed])]
 
 
 def found_of_verdicts(source: Source, label: str, verdicts: Iterable[Verdict]) -> Found:
@@ -56,11 +60,28 @@ def found_of_verdicts(source: Source, label: str, verdicts: Iterable[Verdict]) -
         If it holds no verdict.
     """
     listed = list(dict.fromkeys(verdicts))
-    table = verdict_table(label, listed, source.path.stat().st_mtime)
-    if table is None:
+    tables = verdict_tables(label, listed, source.path.stat().st_mtime)
+    if not tables:
         raise DataError(f"{source.name}: it names nothing that can be judged: give the whole report")
     failed = sum(one.failed is not None for one in listed)
-    found = Found(rows=len(listed), logs=[table])
+    found = Found(rows=len(listed), logs=tables)
     when = "" if all(one.time_s is not None for one in listed) else "; their time is the file's last change"
     found.notes.append(f"{failed} of {len(listed)} results are no pass{when}")
     return found
+
+
+def slow_rank(own: Mapping[int, float]) -> tuple[int, float] | None:
+    """The one rank that works longer than others that are even, and how many times as long; None where there is none.
+
+    Examples
+    --------
+    >>> slow_rank({0: 100.0, 1: 101.0, 2: 150.0, 3: 99.0}), slow_rank({0: 100.0, 1: 150.0, 2: 150.0, 3: 100.0})
+    ((2, 1.5), None)
+    """
+    if len(own) < LEAST_RANKS:
+        return None
+    rank = max(own, key=lambda one: own[one])
+    others = np.array([time for one, time in own.items() if one != rank])
+    usual = float(np.median(others))
+    even = usual > 0.0 and bool((np.abs(others - usual) <= MOST_SPREAD * usual).all())
+    return (rank, own[rank] / usual) if even and own[rank] >= LEAST_RATIO * usual else None

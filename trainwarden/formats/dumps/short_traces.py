@@ -1,7 +1,7 @@
 """Ranks that compute longer than all others in every step of their traces, which are too few steps to learn a level.
 
-Traces time kernels on the device, so that a rank's own work is told from its waiting. The slow rank of a synchronous
-group computes longest and waits least (Wu et al., Falcon, 2024, section 4.3).
+Traces time kernels on the device, so that a rank's own work is distinguished from its waiting. The slow rank of a
+synchronous group computes longest and waits least (Wu et al., Falcon, 2024, section 4.3).
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from trainwarden.formats.verdicts import Verdict, line_of
+from trainwarden.formats.verdicts import LEAST_RANKS, Verdict, line_of, slow_rank
 from trainwarden.recorded.job import Floats, IterationTable, LogTable
 
 TRACED: Final = "compute is what the kernels of communication leave of a step"
 POINT_TO_POINT: Final = "ranks send to each other: stages or experts have unequal work, and ranks are not compared"
-LEAST_RANKS: Final = 4
 LEAST_STEPS: Final = 3
 MOST_STEPS: Final = 12  # with more of them ranks are compared with their own earlier level
-LEAST_RATIO: Final = 1.15  # to the median of the others
-MOST_SPREAD: Final = 0.05  # of the others around their median: more of it is work that is uneven by itself
 
 
 def short_traces(tables: Iterable[IterationTable]) -> list[LogTable]:
@@ -55,11 +52,9 @@ def _lane(table: IterationTable, lane: Floats, steps: list[int]) -> Floats:
 
 def _ratio(compute: Floats, wait: Floats, place: int) -> float | None:
     """How many times as long the rank at `place` computes as the others; None if it is not the one that is slow."""
-    others, waits = np.delete(compute, place, axis=0), np.delete(wait, place, axis=0)
-    usual = np.median(others, axis=0)
-    if not (np.isfinite(compute).all() and np.isfinite(wait).all() and (usual > 0.0).all()):
+    if not (np.isfinite(compute).all() and np.isfinite(wait).all()):
         return None
-    even = (np.abs(others - usual) <= MOST_SPREAD * usual).all()
-    slow = (compute[place] >= LEAST_RATIO * usual).all()
-    waits_least = (wait[place] < waits.min(axis=0)).all()
-    return float(np.median(compute[place] / usual)) if even and slow and waits_least else None
+    slow = [slow_rank(dict(enumerate(step.tolist()))) for step in compute.T]
+    waits_least = (wait[place] < np.delete(wait, place, axis=0).min(axis=0)).all()
+    ratios = [one[1] for one in slow if one is not None and one[0] == place]
+    return float(np.median(ratios)) if len(ratios) == len(slow) and waits_least else None

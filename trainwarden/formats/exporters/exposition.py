@@ -165,7 +165,7 @@ def _indices(samples: list[_Sample]) -> dict[str, str]:
 
 
 def _own_node(samples: list[_Sample]) -> str | None:
-    """The host that node_exporter is on, which its other series do not name; None where several are told."""
+    """The host that node_exporter is on, which its other series do not name; None where it names several."""
     infos = [labels_of(labels) for labels in {one.labels for one in samples if one.name == "node_uname_info"}]
     names_of = {labels.get("nodename", "") for labels in infos if "instance" not in labels}
     return next(iter(names_of)) or None if len(names_of) == 1 else None

@@ -38,7 +38,7 @@ class _Port(NamedTuple):
 
 
 class FabricErrors:
-    """Ports of cards and switches; a link is told once, by its card where it has one."""
+    """Ports of cards and switches; a link is reported once, by its card where it has one."""
 
     name = "fabric errors"
 
@@ -96,7 +96,7 @@ def _verdicts(ports: list[_Port], bad: Mapping[int, str]) -> Iterator[Verdict]:
         elif own is not None:
             yield Verdict(own[2], "port_errors", f"{bad[place]}; linked to {one.far or 'an unknown port'}", own[1])
         elif one.far in cards:
-            continue  # the same link, told by its card
+            continue  # the same link, reported by its card
         elif far is not None:
             yield Verdict(far[2], "port_errors", f"{bad[place]}, counted by {one.owner} port {one.number}", far[1])
         else:

@@ -14,6 +14,7 @@ from trainwarden.formats.exporters.exposition import named_s
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
+from trainwarden.formats.verdicts import Verdict, verdict_tables
 from trainwarden.recorded.job import LogTable, MetricTable
 
 LEAST_PORTS: Final = 4
@@ -141,11 +142,15 @@ def _alone_down(table: MetricTable) -> list[LogTable]:
     up = int((states == _STATE["active"]).sum())
     if states.size < LEAST_PORTS or up < 0.75 * states.size:
         return []
-    lines = [f"health check: {str(table.devices[entity]).partition(':')[0]} "
-             + ("passed" if state == _STATE["active"] else f"port failed: down while {up} of {states.size} are up")
-             for entity, state in zip(table.entity.tolist(), states.tolist(), strict=True)]  # fmt: skip
-    nobody = (None,) * len(lines)
-    return [LogTable("ports", table.times_s.copy(), tuple(table.nodes[one] for one in table.entity), nobody, lines)]
+    why = f"down while {up} of {states.size} are up"
+    verdicts = [
+        Verdict(
+            str(table.devices[entity]).partition(":")[0], "port", None if state == _STATE["active"] else why,
+            table.nodes[entity], time_s,
+        )
+        for entity, state, time_s in zip(table.entity.tolist(), states.tolist(), table.times_s.tolist(), strict=True)
+    ]  # fmt: skip
+    return verdict_tables("ports", verdicts, 0.0)
 
 
 def _rows(text: str, file: str, others: _Others) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from trainwarden.errors import DataError
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
+from trainwarden.formats.verdicts import Verdict, line_of
 from trainwarden.recorded.job import LogTable
 
 _XID: Final = re.compile(r"(?i)\bXID ([0-9]{1,4})\b.{0,200}?\bPCI:([0-9A-Fa-f:.]{4,32})")
@@ -75,11 +76,13 @@ def _said(component: Mapping[str, Any], now_s: float) -> Iterator[tuple[float, s
         time_s = time_s_of(str(state.get("time") or ""))
         reason = " ".join(str(state.get("reason") or state.get("name") or "").split())[:400]
         bad = str(state.get("health", "")).lower() == _BAD
-        yield (time_s if np.isfinite(time_s) else now_s), _line(part, reason) if bad else "health check: node passed"
+        yield (time_s if np.isfinite(time_s) else now_s), _line(part, reason if bad else None)
 
 
-def _line(part: str, reason: str) -> str:
+def _line(part: str, reason: str | None) -> str:
+    if reason is None:
+        return line_of(Verdict("node", part, None))
     if (xid := _XID.search(reason)) is not None:
         return f"NVRM: Xid (PCI:{xid[2]}): {xid[1]}, {reason}"
     port = _PORT.search(reason) if part == "port" else None
-    return f"health check: {port[1] if port else 'node'} {part} failed: {reason}"
+    return line_of(Verdict(port[1] if port else "node", part, reason))

@@ -9,15 +9,14 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from trainwarden.errors import DataError
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
-from trainwarden.recorded.job import LogTable
+from trainwarden.formats.verdicts import Verdict, found_of_verdicts
 
 _DIAG: Final = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 _PASSED: Final = ("pass", "healthy")
@@ -58,12 +57,6 @@ _IBDIAG: Final = re.compile(r"(?m)^-([IWE])- ([^\n]{1,300})")
 _PROBLEM: Final = re.compile(r"(?i)overflow|error|fail|down|mismatch|exceed|bad")
 
 
-class _Verdict(NamedTuple):
-    device: str
-    part: str
-    failed: str | None  # the words of what failed; None where it passed
-
-
 class HealthReport:
     """One report a file; it carries no time, so that it counts from the file's last change."""
 
@@ -91,25 +84,12 @@ class HealthReport:
         if not verdicts:
             why = "; ".join(notes) or "it names no test with its result: give the whole report"
             raise DataError(f"{source.name}: {why}")
-        lines = [_line(one) for one in verdicts]
-        times = np.full(len(lines), source.path.stat().st_mtime)
-        nobody = (None,) * len(lines)
-        failed = sum(one.failed is not None for one in verdicts)
-        found = Found(rows=len(lines), logs=[LogTable("health report", times, nobody, nobody, lines)])
-        found.notes.append(
-            f"{failed} of {len(lines)} results of tests are no pass; their time is the file's last change"
-        )
+        found = found_of_verdicts(source, self.name, verdicts)
         found.notes += notes
         return found
 
 
-def _line(one: _Verdict) -> str:
-    if one.failed is None:
-        return f"health check: {one.device} passed"
-    return f"health check: {one.device} {one.part} failed: {one.failed}"
-
-
-def _verdicts(text: str, source: Source, notes: list[str]) -> Iterator[_Verdict]:
+def _verdicts(text: str, source: Source, notes: list[str]) -> Iterator[Verdict]:
     if text.lstrip()[:1] == "{":
         yield from _of_json(text, source.name)
     elif "Health Monitor Report" in text[:6_000]:
@@ -133,18 +113,18 @@ def _failed(status: str) -> bool:
     return bool(bare) and not bare.startswith((*_PASSED, *_UNTESTED))
 
 
-def _result(device: str, test: str, status: str, words: str = "") -> _Verdict | None:
+def _result(device: str, test: str, status: str, words: str = "") -> Verdict | None:
     """A verdict; None of a test that was skipped, which says nothing."""
     if _failed(status):
         said = f"{test}: {words}" if words else test
-        return _Verdict(device, _part(f"{test} {words}"), said[:400])
-    return _Verdict(device, "", None) if status.strip().lower().startswith(_PASSED) else None
+        return Verdict(device, _part(f"{test} {words}"), said[:400])
+    return Verdict(device, "", None) if status.strip().lower().startswith(_PASSED) else None
 
 
 # -- dcgmi diag
 
 
-def _of_json(text: str, name: str) -> Iterator[_Verdict]:
+def _of_json(text: str, name: str) -> Iterator[Verdict]:
     """Of DCGM 2 to 4: tests within categories, a result for each GPU of each."""
     try:
         whole = msgspec.json.decode(text)
@@ -191,7 +171,7 @@ def _words(warnings: Any) -> Iterator[str]:
             yield str(one.get("warning", one)) if isinstance(one, dict) else str(one)
 
 
-def _of_diag(text: str) -> Iterator[_Verdict]:
+def _of_diag(text: str) -> Iterator[Verdict]:
     """Rows of the table; words of a warning stand below the result, and may go on over several rows."""
     test, results, words = "", list[tuple[str, str]](), ""
     for left, right in [*_table(_METADATA.sub("", text)), ("end", "Pass")]:
@@ -210,14 +190,14 @@ def _of_diag(text: str) -> Iterator[_Verdict]:
             results += [(f"gpu{one}", verdict[1]) for one in listed] or [("node", verdict[1])]
 
 
-def _ended(test: str, results: Iterable[tuple[str, str]], words: str) -> Iterator[_Verdict]:
+def _ended(test: str, results: Iterable[tuple[str, str]], words: str) -> Iterator[Verdict]:
     results = list(results)
     named = [one for one in results if one[0] != "node"]
     about = {f"gpu{number}" for number in _ABOUT.findall(words)}
     words = words.strip()[:400]
     for device, status in named or results:
         if device == "node" and about and _failed(status):
-            yield from (_Verdict(one, _part(f"{test} {words}"), f"{test}: {words}"[:400]) for one in sorted(about))
+            yield from (Verdict(one, _part(f"{test} {words}"), f"{test}: {words}"[:400]) for one in sorted(about))
         elif (found := _result(device, test, status, words)) is not None:
             yield found
 
@@ -233,7 +213,7 @@ def _table(text: str) -> Iterator[tuple[str, str]]:
 # -- dcgmi health
 
 
-def _of_health(text: str) -> Iterator[_Verdict]:
+def _of_health(text: str) -> Iterator[Verdict]:
     device, status, words = "node", "", ""
     for left, right in [*_table(text), ("GPU ID: 0", "")]:
         gpu = _HEALTH.search(left)
@@ -252,7 +232,7 @@ def _of_health(text: str) -> Iterator[_Verdict]:
 # -- links
 
 
-def _of_links(text: str, notes: list[str]) -> Iterator[_Verdict]:
+def _of_links(text: str, notes: list[str]) -> Iterator[Verdict]:
     """A link that is inactive while it is up on most other GPUs, or has been replayed or recovered."""
     gpu, crc = "", set[str]()
     dead = _dead(text)
@@ -276,11 +256,11 @@ def _of_links(text: str, notes: list[str]) -> Iterator[_Verdict]:
         alone = [link for link in sorted(of_link) if (gpu, link) in dead and of_link[link] * 2 < len(gpus)]
         replayed = [link for link, count in counts.get(gpu, Counter()).items() if count]
         if alone:
-            yield _Verdict(gpu, "nvlink", f"NVLink {', '.join(alone)} is inactive and up on most other GPUs")
+            yield Verdict(gpu, "nvlink", f"NVLink {', '.join(alone)} is inactive and up on most other GPUs")
         elif replayed:
-            yield _Verdict(gpu, "nvlink", f"NVLink {', '.join(replayed)} was replayed or recovered after errors")
+            yield Verdict(gpu, "nvlink", f"NVLink {', '.join(replayed)} was replayed or recovered after errors")
         elif some and gpu not in crc:
-            yield _Verdict(gpu, "", None)
+            yield Verdict(gpu, "", None)
 
 
 def _dead(text: str) -> set[tuple[str, str]]:
@@ -298,7 +278,7 @@ def _dead(text: str) -> set[tuple[str, str]]:
     return dead | {(one, link) for one in blind for link in links}
 
 
-def _of_mlxlink(text: str, file: str) -> Iterator[_Verdict]:
+def _of_mlxlink(text: str, file: str) -> Iterator[Verdict]:
     """One report or several; of several each is of the port that the text before it names."""
     pieces = text.split("Operational Info")
     for number, (before, piece) in enumerate(itertools.pairwise(pieces), 1):
@@ -311,22 +291,22 @@ def _of_mlxlink(text: str, file: str) -> Iterator[_Verdict]:
             ber = told.get("Effective Physical BER", "").strip()
             bad = _BER.fullmatch(ber) is not None and float(ber) > _MOST_BER
             why = f"effective bit error ratio {ber}, after correction"
-            yield _Verdict(device, "port_errors" if bad else "", why if bad else None)
+            yield Verdict(device, "port_errors" if bad else "", why if bad else None)
         else:
             why = told.get("Recommendation", "").strip()
             physical = told.get("Physical state", "").strip()
-            yield _Verdict(device, "port", f"link is {told['State'].strip()}, {physical}: {why}")
+            yield Verdict(device, "port", f"link is {told['State'].strip()}, {physical}: {why}")
 
 
-def _of_ibdiagnet(text: str) -> Iterator[_Verdict]:
+def _of_ibdiagnet(text: str) -> Iterator[Verdict]:
     """Errors, and warnings about a port, with the lines below that name its counters."""
     pieces = list(_IBDIAG.finditer(text))
     for match, after in zip(pieces, [*pieces[1:], None], strict=False):
         below = " ".join(text[match.end() : after.start() if after else None].split())[:300]
         card = _CARD.search(match[2])
         if card is not None and match[1] in "WE" and _PROBLEM.search(f"{match[2]} {below}"):
-            yield _Verdict(card[1], "port_errors", f"{match[2].strip()} {below}"[:400])
+            yield Verdict(card[1], "port_errors", f"{match[2].strip()} {below}"[:400])
         elif match[1] == "E" and "finished with errors" not in match[2]:
-            yield _Verdict("fabric", "port_errors", match[2].strip())
+            yield Verdict("fabric", "port_errors", match[2].strip())
         elif match[1] == "I":
-            yield _Verdict("fabric", "", None)
+            yield Verdict("fabric", "", None)

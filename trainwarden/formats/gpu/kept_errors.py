@@ -55,11 +55,11 @@ def _narrow(table: MetricTable) -> Iterator[tuple[int, Verdict]]:
 
 
 def _clean(table: MetricTable) -> list[LogTable]:
-    """A pass of every GPU where all tell their heat, none is hot, and none is held back or waits for a reset."""
+    """A pass of every GPU where all show their temperature, none is hot, and none is held back or waits for a reset."""
     heat = _column(table, HEAT)
     gpus = [(table.devices[one] or "").startswith("gpu") for one in table.entity.tolist()]
-    told = np.isfinite(heat).all() and (heat < MOST_HEAT).all() and all(gpus) and heat.size > 0
-    if not told or any(np.nan_to_num(_column(table, name)).any() for name in _STATES):
+    is_cool = np.isfinite(heat).all() and (heat < MOST_HEAT).all() and all(gpus) and heat.size > 0
+    if not is_cool or any(np.nan_to_num(_column(table, name)).any() for name in _STATES):
         return []
     if (_column(table, WIDTH) < _column(table, MAX_WIDTH)).any():
         return []

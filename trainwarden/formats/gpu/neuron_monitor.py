@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import numpy as np
-
 from trainwarden.errors import DataError
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.trackers.records import answers_of
-from trainwarden.recorded.job import LogTable
+from trainwarden.formats.verdicts import Verdict, verdict_tables
 
 _COUNTERS: Final = "neuron_hw_counters"
 _PERIOD_S: Final = 5.0  # the program's default
@@ -46,14 +44,11 @@ class NeuronMonitor:
             raise DataError(
                 f"{source.name}: no device has counters: switch on {_COUNTERS} in the monitor's configuration"
             )
-        lines = [
-            f"health check: {device} memory failed: {count:.0f} uncorrected errors" if count
-            else f"health check: {device} passed"
-            for device, (_, count, _) in said.items()
-        ]  # fmt: skip
-        times = np.array([time_s for time_s, *_ in said.values()])
-        nodes = tuple(node for *_, node in said.values())
-        found = Found(rows=len(reports), logs=[LogTable(self.name, times, nodes, (None,) * len(lines), lines)])
+        verdicts = (
+            Verdict(device, "memory", f"{count:.0f} uncorrected errors" if count else None, node, time_s)
+            for device, (time_s, count, node) in said.items()
+        )
+        found = Found(rows=len(reports), logs=verdict_tables(self.name, verdicts, end_s))
         found.notes.append("no times written: the last report is of the file's last change, each a period before it")
         return found
 

@@ -14,7 +14,7 @@ from trainwarden.formats.cells import UNITS, NotNumber, number_of
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
-from trainwarden.formats.verdicts import Verdict, verdict_table
+from trainwarden.formats.verdicts import Verdict, verdict_tables
 
 # Section and key of `nvidia-smi -q` in lower case, by their ends: the name nvidia-smi's csv has for the same.
 _KEYS: Final[dict[str, str]] = {
@@ -74,8 +74,7 @@ class NvidiaSmiText:
         text = source.text()
         rows = list(_pages(text) if "NVSMI LOG" in text else _screens(text))
         found = Found(rows=len(rows))
-        if (silent := verdict_table("nvidia-smi", _silent(text), source.path.stat().st_mtime)) is not None:
-            found.logs.append(silent)
+        found.logs += verdict_tables("nvidia-smi", _silent(text), source.path.stat().st_mtime)
         if rows and not all("time_s" in row for row in rows):
             time_s = source.path.stat().st_mtime
             rows = [{"time_s": time_s, **row} for row in rows]
@@ -186,9 +185,9 @@ def _screens(text: str) -> Iterator[dict[str, object]]:
 
 
 def _silent(text: str) -> Iterator[Verdict]:
-    """GPUs of printed tables whose values are errors: each is told once, when it is first seen."""
+    """GPUs of printed tables whose values are errors: each is reported once, when it is first seen."""
     time_s, device, errors = None, "", 0
-    told = set[str]()
+    reported = set[str]()
     for line in text.split("\n"):
         if (stamp := _STAMP.match(line)) is not None:
             time_s = time_s_of(stamp[1])
@@ -196,7 +195,7 @@ def _silent(text: str) -> Iterator[Verdict]:
             device, errors = f"gpu{int(first[1])}", line.count(_NO_ANSWER)
         elif device and line.startswith("|"):
             errors += line.count(_NO_ANSWER)
-            if errors >= _LEAST_ERRORS and device not in told:
-                told.add(device)
+            if errors >= _LEAST_ERRORS and device not in reported:
+                reported.add(device)
                 yield Verdict(device, "gpu", f"nvidia-smi shows {_NO_ANSWER} for {errors} of its values", None, time_s)
             device = ""

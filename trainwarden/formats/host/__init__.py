@@ -1,4 +1,4 @@
-"""Formats of what a host tells of its own disks.
+"""Formats of what a host tells of its own processors, memory, disks and PCIe devices.
 
 Read `trainwarden.formats.host.disks` first.
 """

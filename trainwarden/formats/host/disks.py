@@ -52,9 +52,9 @@ class Disks:
 
 
 def _verdicts(text: str) -> Iterator[Verdict]:
-    """A verdict for each file system that is written to, of each moment; a full one is told once."""
+    """A verdict for each file system that is written to, of each moment; a full one is reported once."""
     time_s: float | None = None
-    inodes, told = False, set[tuple[str, bool]]()
+    inodes, reported = False, set[tuple[str, bool]]()
     for line in text.split("\n"):
         if line.startswith("Filesystem") and _HEADER.match(line) is not None:
             inodes = "IUse%" in line
@@ -68,9 +68,9 @@ def _verdicts(text: str) -> Iterator[Verdict]:
         if _SEALED.match(row[1]) or _SEALED.match(row[2] or "") or place.startswith(_SEALED_AT):
             continue
         if int(row[6]) < _FULL:
-            told.discard((place, inodes))
+            reported.discard((place, inodes))
             yield Verdict(place, "", None, None, time_s)
-        elif (place, inodes) not in told:
-            told.add((place, inodes))
+        elif (place, inodes) not in reported:
+            reported.add((place, inodes))
             what = "no inode is left" if inodes else f"{row[6]} % of {row[3]} used, {row[5]} left"
             yield Verdict(place, "storage", f"{what} ({row[1].strip()})", None, time_s)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from trainwarden.formats.verdicts import Verdict, line_of
+from trainwarden.formats.verdicts import Verdict, line_of, slow_rank
 from trainwarden.recorded.job import LogTable
 
 # megatron/core/timers.py: a title, then for each timer its name and a line of each rank.
@@ -16,10 +16,7 @@ TITLE: Final = "times across ranks (ms):"
 _TIMER: Final = re.compile(r"(?:^|\s)\s{0,8}([a-z][a-z0-9-]{2,60}):\s{0,4}$")
 _RANK: Final = re.compile(r"(?:^|\s)rank {1,8}([0-9]{1,6}): ([0-9]{1,9}\.[0-9]{1,6})\s{0,4}$")
 _OWN: Final = ("forward-compute", "backward-compute")  # timers of a rank's own work
-LEAST_RANKS: Final = 4
 LEAST_BLOCKS: Final = 3  # in a row
-LEAST_RATIO: Final = 1.15  # to the median of the others
-MOST_SPREAD: Final = 0.05  # of the others: stages of a pipeline and groups of ranks differ by themselves
 MOST_LINES: Final = 2_000_000  # of a log that is looked through
 
 
@@ -76,10 +73,11 @@ def _slow(blocks: Iterable[_Block]) -> tuple[_Block, int, float] | None:
     begun: _Block | None = None
     last, ratios = -1, list[float]()
     for block in blocks:
-        rank, ratio = _odd(block.own_ms)
-        if ratio is None:
+        slow = slow_rank(block.own_ms)
+        if slow is None:
             begun, ratios = None, []
             continue
+        rank, ratio = slow
         if begun is None or rank != last:
             begun, ratios = block, []
         last = rank
@@ -87,20 +85,3 @@ def _slow(blocks: Iterable[_Block]) -> tuple[_Block, int, float] | None:
         if len(ratios) == LEAST_BLOCKS:
             return begun, rank, float(np.median(ratios))
     return None
-
-
-def _odd(own_ms: Mapping[int, float]) -> tuple[int, float | None]:
-    """The rank that takes longest, and how many times as long as the others; None where it is not odd.
-
-    Examples
-    --------
-    >>> _odd({0: 100.0, 1: 101.0, 2: 150.0, 3: 99.0}), _odd({0: 100.0, 1: 150.0, 2: 150.0, 3: 100.0})
-    ((2, 1.5), (1, None))
-    """
-    if len(own_ms) < LEAST_RANKS:
-        return -1, None
-    rank = max(own_ms, key=lambda one: own_ms[one])
-    others = np.array([ms for one, ms in own_ms.items() if one != rank])
-    usual = float(np.median(others))
-    even = usual > 0.0 and bool((np.abs(others - usual) <= MOST_SPREAD * usual).all())
-    return rank, own_ms[rank] / usual if even and own_ms[rank] >= LEAST_RATIO * usual else None

@@ -20,7 +20,7 @@ def prints(*blocks: Mapping[int, float], timer: str = "forward-compute", prefix:
     return [prefix + line for line in lines]
 
 
-def told(lines: list[str]) -> list[tuple[int | None, float]]:
+def found(lines: list[str]) -> list[tuple[int | None, float]]:
     nobody = (None,) * len(lines)
     found = rank_times([LogTable("a.log", np.arange(len(lines), dtype=np.float64), nobody, nobody, lines)])
     assert all(log.lines[0].startswith(f"health check: rank{log.ranks[0]} compute failed: ") for log in found)
@@ -35,7 +35,7 @@ SLOW = {**EVEN, 3: 800.0}
 def test_the_rank_that_became_slow_is_told_from_where_it_began(prefix: str):
     lines = prints(EVEN, EVEN, SLOW, SLOW, SLOW, prefix=prefix)
     begins = [place for place, line in enumerate(lines) if "times across ranks" in line]
-    assert told(lines) == [(3, float(begins[2]))]
+    assert found(lines) == [(3, float(begins[2]))]
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_the_rank_that_became_slow_is_told_from_where_it_began(prefix: str):
     ],
 )
 def test_nobody_is_told_of_what_is_even_or_of_groups(blocks: tuple[dict[int, float], ...]):
-    assert told(prints(*blocks)) == []
+    assert found(prints(*blocks)) == []
 
 
 def test_timers_that_hold_waiting_are_not_compared():
-    assert told(prints(*[SLOW] * 6, timer="backward-recv")) == []
-    assert told(["rank  3: 800.00", "times across ranks (ms):", "step 4 loss 2.0"] * 9) == []
+    assert found(prints(*[SLOW] * 6, timer="backward-recv")) == []
+    assert found(["rank  3: 800.00", "times across ranks (ms):", "step 4 loss 2.0"] * 9) == []

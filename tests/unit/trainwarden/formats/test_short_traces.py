@@ -33,7 +33,7 @@ def job(folder: Path, shares: Mapping[int, list[float]], call: str = "AllReduce_
     return read_job(folder)
 
 
-def told(read: RecordedJob) -> list[tuple[int | None, str]]:
+def found(read: RecordedJob) -> list[tuple[int | None, str]]:
     return [(log.ranks[0], log.lines[0].split(":")[1].strip()) for log in read.logs]
 
 
@@ -42,7 +42,7 @@ EVEN = {rank: [0.6 + 0.002 * rank] * 4 for rank in range(6)}
 
 def test_the_rank_that_computes_longest_in_every_step_is_told(tmp_path: Path):
     read = job(tmp_path, {**EVEN, 2: [0.9, 0.88, 0.91, 0.9]})
-    assert told(read) == [(2, "rank2 compute failed")]
+    assert found(read) == [(2, "rank2 compute failed")]
     assert "1.49 times the" in read.logs[0].lines[0]
 
 
@@ -60,9 +60,9 @@ def test_the_rank_that_computes_longest_in_every_step_is_told(tmp_path: Path):
     ],
 )
 def test_nobody_is_told_where_work_is_even_or_uneven_by_itself(tmp_path: Path, shares: dict[int, list[float]]):
-    assert told(job(tmp_path, shares)) == []
+    assert found(job(tmp_path, shares)) == []
 
 
 def test_stages_and_experts_are_not_compared(tmp_path: Path):
     read = job(tmp_path, {**EVEN, 2: [0.9] * 4}, "SendRecv")
-    assert told(read) == []
+    assert found(read) == []

@@ -1,4 +1,4 @@
-"""A single look at GPUs: what it shows by itself is told, a clean one is a pass, and what needs time is neither."""
+"""A single look at GPUs: what it shows by itself is reported, a clean one is a pass, and what needs time is neither."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from trainwarden.formats.source import Source
 from trainwarden.formats.survey import made, sniffed
 
 
-def said(folder: Path, text: str, kind: str, name: str = "out.txt") -> list[str]:
+def reported(folder: Path, text: str, kind: str, name: str = "out.txt") -> list[str]:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     source = Source(path, name)
@@ -33,7 +33,7 @@ def test_a_full_file_system_is_told_once_and_again_after_it_had_room(tmp_path: P
     full = f"{HEAD}{ROOT}/dev/md0          7T    7T     0 100% /data\n"
     room = f"{HEAD}{ROOT}/dev/md0          7T    6T    1T  86% /data\n"
     stamped = [f"2026-09-21 14:0{n}:00\n{table}" for n, table in enumerate((full, full, room, full))]
-    found = failures(said(tmp_path, "".join(stamped), "disk report"))
+    found = failures(reported(tmp_path, "".join(stamped), "disk report"))
     assert found == ["/data storage failed: 100 % of 7T used, 0 left (/dev/md0)"] * 2
 
 
@@ -47,18 +47,20 @@ def test_a_full_file_system_is_told_once_and_again_after_it_had_room(tmp_path: P
     ],
 )
 def test_what_is_sealed_or_has_room_is_not_full(tmp_path: Path, row: str):
-    lines = said(tmp_path, HEAD + ROOT + row, "disk report")
+    lines = reported(tmp_path, HEAD + ROOT + row, "disk report")
     assert not failures(lines)
     assert "/ passed" in lines
 
 
 def test_inodes_and_kinds_of_file_systems_are_read(tmp_path: Path):
     inodes = "Filesystem     Inodes IUsed IFree IUse% Mounted on\n/dev/sdb1        6.0M  6.0M     0  100% /scratch\n"
-    assert failures(said(tmp_path, inodes, "disk report")) == ["/scratch storage failed: no inode is left (/dev/sdb1)"]
+    assert failures(reported(tmp_path, inodes, "disk report")) == [
+        "/scratch storage failed: no inode is left (/dev/sdb1)"
+    ]
     kinds = "Filesystem     Type      Size  Used Avail Use% Mounted on\n"
     kinds += "b1             squashfs  2.0G  2.0G     0 100% /img\n"
     kinds += "/dev/sdb1      xfs       2.0T  2.0T  1.0M 100% /scratch\n"
-    assert failures(said(tmp_path, kinds, "disk report")) == [
+    assert failures(reported(tmp_path, kinds, "disk report")) == [
         "/scratch storage failed: 100 % of 2.0T used, 1.0M left (/dev/sdb1)"
     ]
 
@@ -95,21 +97,21 @@ def fabric(owner: str, counts: str, far: str, nodes: int = 40) -> str:
     ],
 )
 def test_a_port_fails_by_counters_that_a_sound_link_does_not_have(tmp_path: Path, counts: str, bad: bool):
-    lines = said(tmp_path, fabric("a3 mlx5_1", counts, "leaf2"), "fabric errors")
+    lines = reported(tmp_path, fabric("a3 mlx5_1", counts, "leaf2"), "fabric errors")
     assert lines[0].startswith("mlx5_1 port_errors failed: " if bad else "a3_mlx5_1 passed")
 
 
 def test_the_card_at_the_other_end_is_named_and_a_link_of_switches_by_its_port(tmp_path: Path):
     counts = "[LinkErrorRecoveryCounter == 9]"
-    (line,) = said(tmp_path, fabric("leaf2", counts, "a3 mlx5_1"), "fabric errors")
+    (line,) = reported(tmp_path, fabric("leaf2", counts, "a3 mlx5_1"), "fabric errors")
     assert line == "mlx5_1 port_errors failed: LinkErrorRecoveryCounter 9, counted by leaf2 port 1"
-    (line,) = said(tmp_path, fabric("leaf2", counts, "spine1"), "fabric errors")
+    (line,) = reported(tmp_path, fabric("leaf2", counts, "spine1"), "fabric errors")
     assert line.startswith("leaf2:1 port_errors failed: ")
 
 
 def test_counters_of_a_whole_fabric_that_were_not_cleared_accuse_no_port(tmp_path: Path):
     text = "".join(fabric(f"a{n} mlx5_0", "[LinkErrorRecoveryCounter == 9]", "leaf", 1) for n in range(8))
-    assert not failures(said(tmp_path, text, "fabric errors"))
+    assert not failures(reported(tmp_path, text, "fabric errors"))
 
 
 TESTS = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 1024 step: 2(factor) validation: 1
@@ -122,13 +124,13 @@ TESTS = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 1024 step: 2(factor) valid
 
 def test_wrong_values_of_a_benchmark_are_told_and_its_bandwidth_is_not(tmp_path: Path):
     bad, well = TESTS.format(wrong=8, total="1 FAILED"), TESTS.format(wrong=0, total="0 OK")
-    assert said(tmp_path, bad + well, "nccl tests") == [
+    assert reported(tmp_path, bad + well, "nccl tests") == [
         "collectives results failed: 1 results with values out of bounds, 8 wrong values in all",
         "collectives passed",
     ]
     for text in (well, TESTS.format(wrong="N/A", total="0 OK")):
         with pytest.raises(DataError, match="a benchmark: bandwidths"):
-            said(tmp_path, text, "nccl tests")
+            reported(tmp_path, text, "nccl tests")
 
 
 def pod(state: dict[str, Any], last: dict[str, Any] | None = None, phase: str = "Running") -> dict[str, Any]:
@@ -150,18 +152,18 @@ RUNNING = {"running": {"startedAt": "2026-09-21T14:10:00Z"}}
 
 def test_pods_of_json_say_who_was_killed_and_where(tmp_path: Path):
     kind = "kubernetes objects"
-    assert said(tmp_path, objects(pod(RUNNING)), kind) == ["pod t-1: Running"]
+    assert reported(tmp_path, objects(pod(RUNNING)), kind) == ["pod t-1: Running"]
     told = "pod t-1: container main ended: OOMKilled, exit code 137"
-    assert said(tmp_path, objects(pod(ended("OOMKilled", 137), phase="Failed")), kind) == [told, "pod t-1: Failed"]
-    assert said(tmp_path, objects(pod(RUNNING, ended("OOMKilled", 137))), kind) == [told, "pod t-1: Running"]
-    assert said(tmp_path, objects(pod(RUNNING, ended("OOMKilled", 137, 11))), kind) == ["pod t-1: Running"]
-    assert said(tmp_path, objects(pod(ended("Completed", 0), phase="Succeeded")), kind) == ["pod t-1: Succeeded"]
+    assert reported(tmp_path, objects(pod(ended("OOMKilled", 137), phase="Failed")), kind) == [told, "pod t-1: Failed"]
+    assert reported(tmp_path, objects(pod(RUNNING, ended("OOMKilled", 137))), kind) == [told, "pod t-1: Running"]
+    assert reported(tmp_path, objects(pod(RUNNING, ended("OOMKilled", 137, 11))), kind) == ["pod t-1: Running"]
+    assert reported(tmp_path, objects(pod(ended("Completed", 0), phase="Succeeded")), kind) == ["pod t-1: Succeeded"]
 
 
 @pytest.mark.parametrize("one", [pod(ended("Error", 1), phase="Failed"), pod({"waiting": {}}, phase="Pending")])
 def test_pods_that_failed_without_a_known_reason_are_not_judged(tmp_path: Path, one: dict[str, Any]):
     with pytest.raises(DataError, match=r"1 pods do not run or have failed \(t-1\)"):
-        said(tmp_path, objects(one), "kubernetes objects")
+        reported(tmp_path, objects(one), "kubernetes objects")
 
 
 def test_nodes_of_json_are_read_as_the_table_of_nodes(tmp_path: Path):
@@ -170,7 +172,7 @@ def test_nodes_of_json_are_read_as_the_table_of_nodes(tmp_path: Path):
         return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
                 "status": {"conditions": conditions, "nodeInfo": {"kubeletVersion": "v1.29.6"}}}  # fmt: skip
 
-    lines = said(tmp_path, objects(node("a1", "True"), node("a2", "Unknown")), "kubernetes objects")
+    lines = reported(tmp_path, objects(node("a1", "True"), node("a2", "Unknown")), "kubernetes objects")
     assert sorted(lines) == ["a2   NotReady   <none>   1d   v1.29.6", "node a1: Ready"]
 
 
@@ -179,7 +181,7 @@ PODS = "NAME   READY   STATUS    RESTARTS     AGE\n"
 
 def test_a_table_of_pods_that_run_is_judged_and_others_ask_for_their_logs(tmp_path: Path):
     well = f"{PODS}t-0    1/1     Running   1 (9d ago)   10d\nprep   0/1     Completed   0   10d\n"
-    assert said(tmp_path, well, "kubernetes objects") == ["pod t-0: Running", "pod prep: Completed"]
+    assert reported(tmp_path, well, "kubernetes objects") == ["pod t-0: Running", "pod prep: Completed"]
     for row in ("t-1    0/1     Running   0   1d\n", "t-1    0/1     CrashLoopBackOff   9 (2m ago)   1d\n"):
         path = tmp_path / "pods.txt"
         path.write_text(well + row, encoding="utf-8")
@@ -198,7 +200,7 @@ UP = [(f"ens{n}np0", "UP,LOWER_UP", "UP") for n in range(4)]
 
 
 def test_a_port_without_carrier_among_others_of_its_kind_is_down(tmp_path: Path):
-    lines = said(tmp_path, ports(*UP, ("ens7np0", "NO-CARRIER,UP", "DOWN")), "interface list")
+    lines = reported(tmp_path, ports(*UP, ("ens7np0", "NO-CARRIER,UP", "DOWN")), "interface list")
     assert failures(lines) == ["ens7np0 port failed: no carrier, while 4 others of its kind are up"]
 
 
@@ -210,14 +212,14 @@ def test_a_port_without_carrier_among_others_of_its_kind_is_down(tmp_path: Path)
     ],
 )  # fmt: skip
 def test_what_wants_no_cable_is_not_down(tmp_path: Path, other: tuple[str, str, str]):
-    assert not failures(said(tmp_path, ports(*UP, other), "interface list"))
+    assert not failures(reported(tmp_path, ports(*UP, other), "interface list"))
 
 
 def test_few_or_many_ports_without_carrier_are_not_judged(tmp_path: Path):
     down = [(f"ens{n}np0", "NO-CARRIER,UP", "DOWN") for n in range(4, 8)]
-    assert not failures(said(tmp_path, ports(*UP, *down), "interface list"))
+    assert not failures(reported(tmp_path, ports(*UP, *down), "interface list"))
     with pytest.raises(DataError, match="no port is down among others of its kind"):
-        said(tmp_path, ports(UP[0], down[0]), "interface list")
+        reported(tmp_path, ports(UP[0], down[0]), "interface list")
 
 
 def cards(*widths: int, kind: str = "3D controller", model: str = "NVIDIA Corporation GH100", most: int = 16) -> str:
@@ -228,16 +230,16 @@ def cards(*widths: int, kind: str = "3D controller", model: str = "NVIDIA Corpor
 
 
 def test_the_device_with_fewer_lanes_than_others_of_its_model_is_told(tmp_path: Path):
-    lines = said(tmp_path, cards(16, 16, 8, 16, 16), "pci list")
+    lines = reported(tmp_path, cards(16, 16, 8, 16, 16), "pci list")
     assert failures(lines) == [
         "0000:02:00.0 pcie failed: x8 of x16, while 4 others of its model have all lanes: NVIDIA Corporation GH100"
     ]
 
 
 def test_links_that_are_slow_alike_alone_or_empty_are_no_fault(tmp_path: Path):
-    assert not failures(said(tmp_path, cards(16, 16, 16, 16), "pci list"))  # 2.5 GT/s: idle
+    assert not failures(reported(tmp_path, cards(16, 16, 16, 16), "pci list"))  # 2.5 GT/s: idle
     bridges = cards(0, 0, 0, 4, kind="PCI bridge", model="Intel root port")
-    assert not failures(said(tmp_path, cards(16, 16, 16, 16) + bridges, "pci list"))
+    assert not failures(reported(tmp_path, cards(16, 16, 16, 16) + bridges, "pci list"))
     for text in (cards(8, 8, 8, 8), cards(16, 8), cards(16, 16, 16, kind="PCI bridge")):
         with pytest.raises(DataError, match="devices of one model"):
-            said(tmp_path, text, "pci list")
+            reported(tmp_path, text, "pci list")
