@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.errors import (
     CommitFailedError,
@@ -24,32 +23,11 @@ from kafka.structs import OffsetAndMetadata
 from trainwarden.bus.dead_letters import Decoder
 from trainwarden.bus.kafka.buffers import Buffers
 from trainwarden.bus.kafka.client import Clients, is_about
+from trainwarden.bus.kafka.membership import Coordinator, Listener
 from trainwarden.bus.kafka.read import let_go, message_of, offsets_at
 from trainwarden.errors import BusError, BusUnavailable
 from trainwarden.protocols import Message
 from trainwarden.topics import Topic
-
-
-class Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Notes what the group assigns; called from inside `poll` on the library's own loop."""
-
-    def __init__(self) -> None:
-        self.assigned: frozenset[TopicPartition] = frozenset()
-        self.changes = 0
-        self.lost = False  # the group had put us out: others may have read on
-
-    def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
-        self.assigned = frozenset()
-        self.changes += 1
-
-    def on_partitions_lost(self, lost: set[TopicPartition]) -> None:
-        self.on_partitions_revoked(list(lost))
-        self.lost = True
-
-    def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
-        self.assigned = frozenset(assigned)
-        self.changes += 1
-
 
 log = logging.getLogger("trainwarden.bus")
 
@@ -301,6 +279,7 @@ class GroupConsumer:
                 heartbeat_interval_ms=max(100, session_ms // 5),
                 partition_assignment_strategy=[RangePartitionAssignor],
             )
+            consumer._coordinator.__class__ = Coordinator  # the library makes its own
             consumer.subscribe(names, listener=self._listener)
             # Wait for the topics' metadata before joining: if it comes while the group is being shared out,
             # kafka-python 3.0 keeps an empty assignment for good.
@@ -441,7 +420,7 @@ class GroupConsumer:
         if not self._shows_loss:
             self._followed = assigned
         self._begin_merge()
-        self._seen_changes, self._joined_s = changes, time.monotonic()
+        self._seen_changes, self._joined_s = changes, self._consumer._coordinator.answered_s
 
     def _starts(self, assigned: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the group goes on in each of its partitions; without a commit, where it begins."""
