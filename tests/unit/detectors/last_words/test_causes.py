@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.unit.detectors.last_words.judged import TIMED_OUT, answered, judged, only, raised, steps
+from trainwarden.detectors.logs.ends.line_times import times_of_lines
+from trainwarden.recorded.job import LogTable
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 2 has a total capacity of 79.10 GiB"
 FAILED = (
@@ -275,3 +278,27 @@ def test_what_was_caught_in_a_file_without_stamps_is_no_end_of_a_job_that_tells_
     own = [*raised(6, "ConnectionError: tracker is away"), "went on without the tracker"]
     for words in (own, own[:-1]):
         assert not judged(tmp_path, {"train.log": steps("08:13:40", 40), "train_rank6.err": words})
+
+
+def test_what_was_caught_is_no_end_of_a_job_that_says_that_it_is_done(tmp_path: Path) -> None:
+    done = "[after training is done] datetime: 2026-11-04 08:13:50"
+    own = raised(6, "ConnectionError: tracker is away")
+    assert not judged(tmp_path, {"train.log": [*steps("08:13:40", 40), done], "train_rank6.err": own})
+
+
+def test_lines_of_nobody_without_stamps_stay_where_the_job_began() -> None:
+    failed = FAILED.format(clock="08:13:51", code=1, rank=6)
+    train = LogTable("train.log", np.array([5.0, 90.0]), (None,) * 2, (None,) * 2, ["step 7 loss: 2.5", failed])
+    for rank, place_s in ((None, 5.0), (6, 90.0)):
+        own = LogTable("dmesg.txt", np.array([np.nan]), ("n1",), (rank,), [STALE])
+        assert times_of_lines([train, own], 5.0)[1].tolist() == [place_s]
+
+
+def test_a_bus_that_complains_before_its_device_is_lost_is_no_second_incident(tmp_path: Path) -> None:
+    lines = [
+        "2026-11-04T08:13:41.000000+00:00 n7 kernel: pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received: "
+        "0000:3b:00.0",
+        "2026-11-04T08:13:43.000000+00:00 n7 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus",
+    ]
+    assert [one.kind for one in judged(tmp_path, {"n7.log": lines})] == ["gpu_lost"]
+    assert [one.kind for one in judged(tmp_path, {"n7.log": lines[:1]})] == ["pcie_error"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.unit.detectors.last_words.judged import judged
 from trainwarden.formats.text.rank_times import rank_times
 from trainwarden.recorded.job import LogTable
 
@@ -56,3 +58,8 @@ def test_nobody_is_told_of_what_is_even_or_of_groups(blocks: tuple[dict[int, flo
 def test_timers_that_hold_waiting_are_not_compared():
     assert found(prints(*[SLOW] * 6, timer="backward-recv")) == []
     assert found(["rank  3: 800.00", "times across ranks (ms):", "step 4 loss 2.0"] * 9) == []
+
+
+def test_the_rank_is_named_in_an_incident(tmp_path: Path):
+    (incident,) = judged(tmp_path, {"train.log": prints(EVEN, *[SLOW] * 6)})
+    assert (incident.kind, [one.rank for one in incident.suspects]) == ("slow_compute", [3])

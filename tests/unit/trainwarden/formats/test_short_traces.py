@@ -8,22 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.detectors.last_words.judged import judged
 from trainwarden.formats.reading import read_job
 from trainwarden.recorded.job import RecordedJob
 
 STEP_US = 1_000_000.0
 
 
-def trace(rank: int, compute: list[float], call: str = "AllReduce_Sum_f32_RING") -> str:
-    """Steps of a second, of which `compute` is the share before a call that lasts to the end."""
+def trace(rank: int, compute: list[float], call: str = "AllReduce_Sum_f32_RING", step_us: float = STEP_US) -> str:
+    """Steps of `step_us`, of which `compute` is the share before a call that lasts to the end."""
     events = []
     for step, share in enumerate(compute):
-        begin = step * STEP_US
+        begin = step * step_us
         events.append(
-            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin, "dur": STEP_US}
+            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin, "dur": step_us}
         )
         events.append({"ph": "X", "cat": "kernel", "name": f"ncclDevKernel_{call}(args)",
-                       "ts": begin + share * STEP_US, "dur": (1.0 - share) * STEP_US})  # fmt: skip
+                       "ts": begin + share * step_us, "dur": (1.0 - share) * step_us})  # fmt: skip
     return json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 8}, "traceEvents": events})
 
 
@@ -66,3 +67,16 @@ def test_nobody_is_told_where_work_is_even_or_uneven_by_itself(tmp_path: Path, s
 def test_stages_and_experts_are_not_compared(tmp_path: Path):
     read = job(tmp_path, {**EVEN, 2: [0.9] * 4}, "SendRecv")
     assert found(read) == []
+
+
+def test_a_rank_that_waits_longest_as_well_is_not_the_slow_one(tmp_path: Path):
+    job(tmp_path, EVEN)
+    longer = trace(2, EVEN[2], step_us=2 * STEP_US)
+    (tmp_path / "worker2.pt.trace.json").write_text(longer, encoding="utf-8")
+    assert found(read_job(tmp_path)) == []
+
+
+def test_the_rank_is_named_in_an_incident_though_a_job_of_few_steps_has_only_begun(tmp_path: Path):
+    job(tmp_path, {**EVEN, 2: [0.9] * 4})
+    (incident,) = judged(tmp_path, {})
+    assert (incident.kind, [one.rank for one in incident.suspects]) == ("slow_compute", [2])

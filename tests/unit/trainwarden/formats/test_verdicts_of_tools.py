@@ -43,6 +43,7 @@ def test_a_full_file_system_is_told_once_and_again_after_it_had_room(tmp_path: P
         "/dev/loop7       64M   64M     0 100% /snap/core20/9\n",
         "cvmfs2          4.0G  4.0G     0 100% /cvmfs/sw.example.org\n",
         "/dev/sr0        1.1G  1.1G     0 100% /media/cdrom\n",
+        "/dev/vdb1       1.1G  1.1G     0 100% /snap/core22/1\n",
         "/dev/md0          7T  6.9T  100G  99% /data\n",
     ],
 )
@@ -107,6 +108,9 @@ def test_the_card_at_the_other_end_is_named_and_a_link_of_switches_by_its_port(t
     assert line == "mlx5_1 port_errors failed: LinkErrorRecoveryCounter 9, counted by leaf2 port 1"
     (line,) = reported(tmp_path, fabric("leaf2", counts, "spine1"), "fabric errors")
     assert line.startswith("leaf2:1 port_errors failed: ")
+    both = fabric("leaf2", counts, "a3 mlx5_1") + fabric("a3 mlx5_1", counts, "leaf2")
+    (line,) = failures(reported(tmp_path, both, "fabric errors"))  # one link
+    assert line == "mlx5_1 port_errors failed: LinkErrorRecoveryCounter 9; linked to leaf2"
 
 
 def test_counters_of_a_whole_fabric_that_were_not_cleared_accuse_no_port(tmp_path: Path):
@@ -238,6 +242,7 @@ def test_the_device_with_fewer_lanes_than_others_of_its_model_is_told(tmp_path: 
 
 def test_links_that_are_slow_alike_alone_or_empty_are_no_fault(tmp_path: Path):
     assert not failures(reported(tmp_path, cards(16, 16, 16, 16), "pci list"))  # 2.5 GT/s: idle
+    assert not failures(reported(tmp_path, cards(16, 16, 16, 16, 0), "pci list"))  # switched off
     bridges = cards(0, 0, 0, 4, kind="PCI bridge", model="Intel root port")
     assert not failures(reported(tmp_path, cards(16, 16, 16, 16) + bridges, "pci list"))
     for text in (cards(8, 8, 8, 8), cards(16, 8), cards(16, 16, 16, kind="PCI bridge")):
