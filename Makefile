@@ -65,8 +65,8 @@ first: CHECKERS := 2
 first: ONCE_MORE = $(call AGAIN,-m '$(QUICK)' $(EVERYWHERE))
 first: check
 
-# Three processes, as some tests wait; under three minutes on two cores; a quarter of the drawn cases and no test that
-# takes seconds; no network, no servers. Types are looked at beside the tests, 50 s the first time, and are shown after them.
+# Three processes, as some tests wait; under three minutes on two cores; a quarter of the drawn cases and no test marked
+# `thorough`; no network, no servers. Types are looked at beside the tests, 50 s the first time, and are shown after them.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -30,6 +30,7 @@ def test_the_other_runs_break_none_either(tenth: int) -> None:
     assert not {rule: found for rule, found in total.violations.items() if found}
 
 
+@pytest.mark.thorough
 def test_a_seed_is_one_history() -> None:
     one, other = (msgspec.to_builtins(World(7).run().effects) for _ in range(2))
     assert one == other

@@ -109,6 +109,7 @@ def test_latest_skips_what_was_there_and_earliest_is_the_default(engine: Engine)
         bus.consumer([EVENTS], "g", start="middle")
 
 
+@pytest.mark.thorough
 def test_seek_by_time_and_commits_do_not_fall_back(engine: Engine) -> None:
     bus = engine.open()
     for number in range(3):
@@ -136,6 +137,7 @@ def test_seek_by_time_and_commits_do_not_fall_back(engine: Engine) -> None:
     assert consumer.lag() == 0
 
 
+@pytest.mark.thorough
 def test_seek_to_offsets_moves_those_partitions_alone(engine: Engine) -> None:
     bus = engine.open()
     for number in range(4):
@@ -230,6 +232,7 @@ def test_a_poll_at_which_the_assignment_changed_returns_nothing(engine: Engine) 
         assert time.monotonic() < end
 
 
+@pytest.mark.thorough
 def test_a_backlog_of_several_topics_comes_in_the_order_of_time(engine: Engine) -> None:
     bus = engine.open()
     rounds, many = 15, 300
@@ -368,6 +371,7 @@ def test_an_undecodable_record_goes_to_dead_letters_and_the_rest_goes_on(engine:
     assert ids(list(bus.read(EVENTS))) == ["a/0", "a/1"], "a read skips it"
 
 
+@pytest.mark.thorough
 def test_undecodable_dead_letters_do_not_breed(engine: Engine) -> None:
     bus = engine.open()
     bus.publish(Topic(DEAD_LETTERS.name, EventRecord), "a", event("a", 0))
@@ -399,6 +403,7 @@ def test_read_sees_all_that_was_flushed_before_the_call_and_nothing_else_changes
     assert len(poll_until(bus.consumer([EVENTS], "g"), 301)) == 301
 
 
+@pytest.mark.thorough
 def test_what_is_older_than_its_topic_keeps_goes(engine: Engine) -> None:
     short = Topic("trainwarden.short", EventRecord, keep_s=1.0)
     bus = engine.open()

@@ -110,6 +110,7 @@ def pair(engine: Engine) -> Iterator[Pair]:
             made.end(number)
 
 
+@pytest.mark.thorough
 def test_each_incident_is_acted_on_once_by_whoever_owns_its_job(pair: Pair) -> None:
     pair.fails("job")
     wait_until(lambda: len(pair.launcher.asked) == JOBS, "all are restarted")  # which the bus has been told before
@@ -121,6 +122,7 @@ def test_each_incident_is_acted_on_once_by_whoever_owns_its_job(pair: Pair) -> N
     assert min(owners) > 0
 
 
+@pytest.mark.thorough
 def test_a_stop_reaches_every_engine_and_resume_lets_all_go_on(pair: Pair) -> None:
     pair.say("stop")
     wait_until(lambda: all(h._memory.stopped_by("any") == "someone" for h in pair.handlers), "both heard it")
@@ -132,6 +134,7 @@ def test_a_stop_reaches_every_engine_and_resume_lets_all_go_on(pair: Pair) -> No
     wait_until(lambda: len(pair.started()) == JOBS, "all are restarted")
 
 
+@pytest.mark.thorough
 def test_who_is_left_takes_over_the_incidents_of_one_that_is_gone_and_repeats_nothing(pair: Pair) -> None:
     pair.fails("early")
     wait_until(lambda: len(pair.started()) == JOBS, "all are restarted")
@@ -143,6 +146,7 @@ def test_who_is_left_takes_over_the_incidents_of_one_that_is_gone_and_repeats_no
     assert len(pair.launcher.asked) == 2 * JOBS
 
 
+@pytest.mark.thorough
 def test_each_word_on_a_node_is_carried_out_once_by_whoever_owns_its_place(pair: Pair) -> None:
     pair.launcher.able = Capabilities(can=frozenset({"cordon"}))
     for number in range(JOBS):

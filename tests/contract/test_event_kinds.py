@@ -70,6 +70,7 @@ def test_over_the_bus(tmp_path: Path) -> None:
     bus.close()
 
 
+@pytest.mark.thorough
 def test_archive_export_and_replay(tmp_path: Path) -> None:
     log = Log()
     log.put(FOREIGN)

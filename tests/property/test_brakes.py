@@ -185,6 +185,7 @@ def test_no_brake_is_ever_broken(seed: int) -> None:
     SEEN.update({"taken": len(engines.taken), "latched": bool(engines.latched)})
 
 
+@pytest.mark.thorough
 def test_the_histories_drawn_come_to_the_brakes() -> None:
     """Else the test above would show nothing."""
     for seed in range(15):

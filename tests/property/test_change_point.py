@@ -146,6 +146,7 @@ def test_a_single_spike_is_no_change(seed: int) -> None:
     assert [shift for seq, row in enumerate(values) for shift in shifts.update(seq, row)] == []
 
 
+@pytest.mark.thorough
 @given(seed=seeds)
 @examples(8)
 def test_a_clear_change_is_found_once_soon_and_where_it_is(seed: int) -> None:
@@ -322,6 +323,7 @@ def test_the_size_of_windows_does_not_matter(seed: int, several: list[list[int]]
     assert one_by_one
 
 
+@pytest.mark.thorough
 @given(seed=seeds, constant=st.floats(0.01, 10.0))
 @examples(10)
 def test_a_further_rank_that_never_changes_changes_nothing_for_the_others(seed: int, constant: float) -> None:

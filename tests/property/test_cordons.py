@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from tests.engine_doubles import Killed, Rig
@@ -112,6 +113,7 @@ class Hall:
             self.tick(1)
 
 
+@pytest.mark.thorough
 @settings(examples(80))
 @given(seed=st.integers(0, 2**32))
 def test_the_newest_word_on_a_node_is_obeyed_and_none_is_carried_out_twice(seed: int) -> None:

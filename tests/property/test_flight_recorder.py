@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -156,6 +157,7 @@ def test_a_rank_that_calls_something_else_is_named(job: MadeUpJob, data: Any, wh
     assert found[0].seq == entry["collective_seq_id"]
 
 
+@pytest.mark.thorough
 @examples(200)
 @given(
     raw=st.recursive(

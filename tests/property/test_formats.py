@@ -100,6 +100,7 @@ JSON_FILES = [path for path in FILES if documents(path.read_bytes())]
 VALUES = (5, None, [], [5], {}, "", "x", True, 10**400, float("inf"))
 
 
+@pytest.mark.thorough
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("sample", JSON_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")

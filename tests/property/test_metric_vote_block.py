@@ -82,6 +82,7 @@ def test_how_a_block_is_tiled_changes_nothing(scaled, gaps, tile, newest):
         same(VOTE.score_block(scaled, newest).members, whole.members)
 
 
+@pytest.mark.thorough
 @MODEST
 @given(values=blocks, gaps=holes, seed=st.integers(0, 99))
 def test_permuting_entities_permutes_scores(values, gaps, seed):
@@ -122,6 +123,7 @@ def sparse(seed: int) -> dict[str, Any]:
     return {"values": values, "gaps": random.random(values.shape) < 0.6, "cut": int(random.integers(1, 26))}
 
 
+@pytest.mark.thorough
 @MODEST
 @given(values=blocks, gaps=holes, cut=st.integers(1, 25))
 @example(**sparse(1))
@@ -153,6 +155,7 @@ def equals_cut(values, cut):
     assert named == [whole.blamed(row, cut - 1) for row in range(5)]
 
 
+@pytest.mark.thorough
 @MODEST
 @given(values=blocks, cut=st.integers(1, 25))
 def test_scores_do_not_depend_on_the_future(values, cut):

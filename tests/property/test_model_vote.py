@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -18,6 +19,7 @@ from trainwarden.detectors.metrics.votes import PcaVote
 SCORES = st.sampled_from([0.1, 0.1, 0.3, 0.51, 0.55, 0.6, 0.9, float("nan")])
 
 
+@pytest.mark.thorough
 @examples(60)  # sample by sample through a whole vote; machines are shared
 @given(
     scores=arrays.arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 60)), elements=SCORES),

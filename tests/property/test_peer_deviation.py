@@ -59,6 +59,7 @@ def test_ranks_keep_their_numbers(seed, ids):
     assert [one.rank for one in watched(one_slow(seed), ids=ids)] == [ids[2]]
 
 
+@pytest.mark.thorough
 @given(seed=seeds, copies=st.integers(1, 6), ratio=ratios)
 @examples(20)
 def test_constant_and_repeated_ranks_change_nobodys_guilt(seed, copies, ratio):

@@ -167,6 +167,7 @@ def test_a_stamp_in_a_log_is_the_same_as_in_a_table(moment: datetime, zone: str,
     assert Stamps().read(f"[{text}] x")[0] == pytest.approx(time_s, abs=1e-5)
 
 
+@pytest.mark.thorough
 @settings(max_examples=300)
 @given(st.text("0123456789[](): -,/.TZJanSuE|\n<>stdourk;", max_size=60), st.one_of(st.none(), _TIMES))
 def test_no_line_upsets_the_stamps(line: str, reference_s: float | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from tests.examples import examples
@@ -85,6 +86,7 @@ def test_no_round_begins_twice_and_no_agent_goes_back(mishaps, least):
         assert rounds == sorted(set(rounds))
 
 
+@pytest.mark.thorough
 @examples(60)
 @given(st.lists(MISHAPS, max_size=10), st.integers(1, 3))
 def test_once_all_is_well_again_the_job_runs_or_has_been_ended_for_a_reason(mishaps, least):

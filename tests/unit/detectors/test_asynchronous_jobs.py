@@ -31,6 +31,7 @@ def played(job: Job) -> Run:
     return Run().play(job.records, job.end_s + 3.0)
 
 
+@pytest.mark.thorough
 def test_a_host_that_looks_slow_opens_nothing_and_moves_nothing() -> None:
     known = played(hosts_see(Job(ranks=8).run(80), odd_host, basis="log"))
     assert [(one.kind, one.suspects[0].rank) for one in known.revisions[:1]] == [("slow_compute", 2)]
@@ -41,6 +42,7 @@ def test_a_host_that_looks_slow_opens_nothing_and_moves_nothing() -> None:
     assert "only durations are known" in votes["peer_deviation"].reason
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("basis", ["host", "device_step"])
 def test_a_job_that_slows_down_is_told_without_a_culprit(basis: str) -> None:
     """Rank 2 computes longer and all wait for it: by durations alone nobody is to blame."""
@@ -61,6 +63,7 @@ def test_a_job_that_slows_down_is_told_without_a_culprit(basis: str) -> None:
     assert (rig.launcher.splits, rig.launcher.asked) == ([], [])
 
 
+@pytest.mark.thorough
 def test_a_split_that_the_device_has_measured_names_the_rank() -> None:
     job = Job(ranks=4, slow=lambda rank, step: 1.8 if rank == 2 and step >= 50 else 1.0).run(90)
     for place, (at_s, record) in enumerate(job.records):

@@ -161,6 +161,7 @@ def both_ways(quick: dict[Callable[[], Job], float]) -> list[Any]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("story", STORIES)
 def test_what_each_story_tells(story: Callable[[], Job]) -> None:
     assert [one[0] for one in by_one_clock(story)[1]] == STORIES[story]
@@ -177,6 +178,7 @@ def test_a_node_whose_clock_is_off_changes_nothing(
     assert_same(told(job, nodes, off_s), expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("story", "off_s"), both_ways({two_crashes: -90.0, exceptions_of_two: 90.0, storm: -90.0}))
 def test_a_node_whose_clock_is_set_in_the_midst_changes_nothing(story: Callable[[], Job], off_s: float) -> None:
     job, expected = by_one_clock(story)
@@ -187,6 +189,7 @@ def test_a_node_whose_clock_is_set_in_the_midst_changes_nothing(story: Callable[
     assert_same(told_of([*before, (set_s, said), *after], until_s(job)), expected)
 
 
+@pytest.mark.thorough
 def test_the_first_word_of_a_node_whose_clock_is_off_need_not_be_a_heartbeat() -> None:
     """As where a service begins in the midst of what is on the bus."""
     job, expected = by_one_clock(storm)
@@ -203,6 +206,7 @@ def under_one_name(sent: Sent) -> Sent:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("story", [two_crashes, exceptions_of_two])
 def test_two_machines_under_one_name_whose_clocks_are_apart_change_nothing(story: Callable[[], Job]) -> None:
     job, _ = by_one_clock(story)

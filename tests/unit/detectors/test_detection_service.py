@@ -51,6 +51,7 @@ def test_a_healthy_job_is_left_in_peace(ranks: int, noise: float) -> None:
     assert played(job).revisions == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "job",
     [
@@ -220,6 +221,7 @@ def test_all_ranks_waiting_names_the_one_with_the_fewest_calls() -> None:
     assert (incident.kind, [suspect.rank for suspect in incident.suspects]) == ("hang", [2])
 
 
+@pytest.mark.thorough
 def test_a_hang_that_ends_is_closed_and_its_slowness_is_no_second_incident() -> None:
     job = standstill(Job().run(40), 1, 4.0, state="T")
     onset_s = job.end_s
@@ -229,6 +231,7 @@ def test_a_hang_that_ends_is_closed_and_its_slowness_is_no_second_incident() -> 
     assert (incident.kind, incident.state) == ("hang", "closed")
 
 
+@pytest.mark.thorough
 def test_a_job_that_is_stopped_and_let_go_many_times_a_second_does_not_hang() -> None:
     job = Job(step_s=0.3, slow=lambda rank, step: 3.0 if rank == 1 and step >= 40 else 1.0).run(80)
     beats = [record for _, record in job.records if type(record).__name__ == "HeartbeatRecord"]
@@ -250,6 +253,7 @@ def test_a_job_that_is_stopped_and_let_go_many_times_a_second_does_not_hang() ->
 QUICK = {(2, 1.5), (3, 2.0), (4, 1.5), (8, 3.0)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "factor"),
     [
@@ -282,6 +286,7 @@ def test_a_rank_slow_from_the_start_is_named_by_its_peers() -> None:
     assert "from the start" in incident.reason
 
 
+@pytest.mark.thorough
 def test_a_rebalanced_slow_rank_stays_visible_until_it_is_well() -> None:
     job = Job(
         slow=lambda rank, step: 2.0 if rank == 1 and 50 <= step < 120 else 1.0,
@@ -303,6 +308,7 @@ def test_everybody_slower_for_long_is_a_slow_job_without_suspects() -> None:
     assert (incident.kind, incident.suspects, incident.state) == ("slow_job", (), "closed")
 
 
+@pytest.mark.thorough
 def test_a_restart_is_planned_and_what_was_normal_before_still_is() -> None:
     job = Job().run(60)
     at_s = job.end_s
@@ -316,6 +322,7 @@ def test_a_restart_is_planned_and_what_was_normal_before_still_is() -> None:
     assert played(job).revisions == []
 
 
+@pytest.mark.thorough
 def test_an_exit_code_is_told_though_the_launcher_starts_all_ranks_again_at_once() -> None:
     """Its exception was waited for, and the restart a tenth of a second later had all forgotten."""
     job = Job().run(60)
@@ -367,6 +374,7 @@ def test_fewer_ranks_may_have_another_pace() -> None:
     assert [one.kind for one in played(restarted(job, 1.4)).incidents if one.kind == "slow_job"] == []
 
 
+@pytest.mark.thorough
 def test_a_slow_rank_that_hangs_is_one_problem() -> None:
     job = Job(slow=lambda rank, step: 2.5 if rank == 1 and step >= 30 else 1.0).run(40)
     run = played(standstill(job, 1, 10.0, state="T"), 10.0)

@@ -51,6 +51,7 @@ def test_a_record_that_breaks_the_memory_of_a_job_goes_to_dead_letters(monkeypat
     assert [record for record in run.bus.outputs if isinstance(record, DeadLetter)] == letters
 
 
+@pytest.mark.thorough
 def test_a_job_that_cannot_be_judged_is_set_aside_and_begun_anew_a_minute_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_job_that_cannot_be_judged_is_set_aside_and_begun_anew_a_minute_later(
     assert (metric_value(run.metrics, "records_aside_total") or 0) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("heard_again", [True, False])
 def test_what_was_open_when_a_job_was_set_aside_is_closed_all_the_same(
     monkeypatch: pytest.MonkeyPatch, heard_again: bool

@@ -446,6 +446,7 @@ def test_a_record_at_which_handling_broke_is_handled_when_it_comes_again() -> No
     assert len(run.handler._jobs[JOB].state._steps.ring.steps) > steps
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("away_s", [60.0, 7_200.0])
 def test_the_first_detection_service_reads_from_the_first_record_however_late_it_comes(
     tmp_path: Path, away_s: float

@@ -43,6 +43,7 @@ def test_the_agent_needs_no_heavy_library(module: str) -> None:
     assert not modules_after(f"import {module}") & set(HEAVY)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", ["trainwarden.detectors.service", "trainwarden.dashboards.web.server"])
 def test_services_beside_a_command_start_without_readers_of_tables(module: str) -> None:
     """A detector and a page start with each `watch` and `launch`: pandas and httpx are a third of that."""

@@ -125,6 +125,7 @@ def _room(monkeypatch):
     monkeypatch.setattr(Slots, "room_bytes", lambda self: 10**12)  # of the tests, not of the machine
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("trainer", TRAINERS, ids=lambda one: one.__name__)
 def test_a_lost_node_is_given_everything_and_no_node_something_newer(tmp_path, trainer):
     """The first node is lost, which alone had the mark; what was not copied by then does not count."""
@@ -146,6 +147,7 @@ def test_a_lost_node_is_given_everything_and_no_node_something_newer(tmp_path, t
     job.holds(job.path(2), 30)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("trainer", TRAINERS, ids=lambda one: one.__name__)
 def test_the_store_gets_the_files_as_they_are_and_all_nodes_can_be_lost(tmp_path, trainer):
     job = Job(tmp_path, trainer)
@@ -241,6 +243,7 @@ def test_a_checkpoint_without_a_slot_goes_to_the_store(tmp_path, monkeypatch, ca
     assert "a slot needs" in said[0]
 
 
+@pytest.mark.thorough
 def test_a_store_that_hangs_holds_up_neither_copies_nor_restarts(tmp_path, monkeypatch):
     """Each node hangs with a shard half written; memory has one other slot of it until that one is given up."""
     job = Job(tmp_path, dcp)
@@ -324,6 +327,7 @@ def test_a_restart_waits_for_a_store_that_is_being_written(tmp_path, monkeypatch
     job.holds(job.store, 20)
 
 
+@pytest.mark.thorough
 def test_a_copy_that_was_given_up_is_removed_once_it_ends(tmp_path, monkeypatch):
     job = Job(tmp_path, dcp, count=1)
     job.start()

@@ -187,6 +187,7 @@ def test_a_peer_that_is_away_stops_neither_the_keeper_nor_a_restore(tmp_path):
     assert "c does not answer" in staged.words
 
 
+@pytest.mark.thorough
 def test_a_restore_waits_for_a_peer_that_starts_with_it(tmp_path):
     """b, whose memory is empty, is asked before a listens; without waiting the job would begin anew."""
     nodes = Nodes(tmp_path, 2, flush_every_s=1000.0)

@@ -86,6 +86,7 @@ def test_nodes_that_have_begun_a_question_are_not_hung_up_on_for_strangers(node:
         assert slow.recv(100) == b'{"copies":[]}\n'
 
 
+@pytest.mark.thorough
 def test_more_questions_of_nodes_than_there_are_places_are_hung_up_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_stop_waits_for_a_checkpoint_that_the_store_takes(tmp_path, monkeypatc
     assert [copy.step for copy in Store(tmp_path / "store", "j").copies()] == [10]
 
 
+@pytest.mark.thorough
 def test_a_restore_from_a_store_that_hangs_ends_and_says_so(tmp_path, monkeypatch):
     made = service(tmp_path, flush_every_s=0.0)
     saved(made, 10)
@@ -217,6 +218,7 @@ def test_a_restore_from_a_store_that_hangs_ends_and_says_so(tmp_path, monkeypatc
     assert not [one for one in map(target, Path("/proc/self/fd").iterdir()) if "/store/" in one]
 
 
+@pytest.mark.thorough
 def test_ranks_are_told_when_the_store_that_they_need_hangs(tmp_path, monkeypatch):
     made = service(tmp_path, folder=True)
     (tmp_path / "store").mkdir()

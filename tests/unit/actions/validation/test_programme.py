@@ -337,6 +337,7 @@ def test_a_disk_that_is_full_accuses_its_node():
     assert msgspec.json.decode(msgspec.json.encode(result), type=Validation) == result
 
 
+@pytest.mark.thorough
 def test_passes_are_few_whatever_the_group():
     for nodes in (16, 64, 256):
         world = World(nodes=nodes, per_node=2)

@@ -289,6 +289,7 @@ def test_a_broker_that_takes_its_time_to_connect_does_not_hold_up_collection(
     assert rig.lines() == list(range(5))
 
 
+@pytest.mark.thorough
 def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path, rig: Rig) -> None:
     rig.agent_settings["spool_bytes"] = 65_536
     rig.start()
@@ -402,6 +403,7 @@ def test_a_jump_of_the_wall_clock_is_an_event(rig: Rig, monkeypatch: pytest.Monk
     assert [event.fields["step_s"] for event in steps] == [30.0]
 
 
+@pytest.mark.thorough
 def test_run_collects_once_more_when_told_to_stop_and_closes(rig: Rig) -> None:
     rig.collector("b").pending.append(log_record(7))
     turns = iter([False, True])

@@ -233,6 +233,7 @@ def test_a_common_file_is_taken_apart_by_any_launchers_prefix(rig: Rig, form: st
     assert {record.rank: len(record.lines) for record in rig.read()} == {0: 2, 1: 2}
 
 
+@pytest.mark.thorough
 def test_a_batch_is_bounded_and_the_rest_comes_soon(rig: Rig) -> None:
     rig.restart(batch_bytes=65_536)
     rig.write("".join(f"{'x' * 90} {'abcdefghij'[number % 10] * (number % 7)} {number}\n" for number in range(20_000)))

@@ -90,6 +90,7 @@ def test_only_the_asked_for_steps_are_told(ranks: list[Inspected], run_dir: Path
     watch.collector.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at", [1, 4, 9])
 def test_a_restart_loses_nothing_and_doubles_nothing(ranks: list[Inspected], watch: Watch, at: int):
     records = stepped(ranks, watch, at)

@@ -53,6 +53,7 @@ def succeed(player: Player) -> None:
     player.coll(1)
 
 
+@pytest.mark.thorough
 def test_layout_is_the_same_in_both_languages(built, tmp_path):
     with Player(built, tmp_path) as player:
         assert player.ask("layout") == [

@@ -96,6 +96,7 @@ def test_equal_after_a_storm(played, tmp_path):
     assert fast(tmp_path / "file") == plain(played)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(20))
 def test_equal_with_junk_in_it(played, tmp_path, seed):
     draw, data = random.Random(seed), bytearray(played)

@@ -126,6 +126,7 @@ def parsed(text: bytes) -> list:
     return [(one.name, one.type, one.documentation, [tuple(sample) for sample in one.samples]) for one in found]
 
 
+@pytest.mark.thorough
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=4, unique=True))
 def test_the_text_is_that_of_the_library(names):
     web = Web()

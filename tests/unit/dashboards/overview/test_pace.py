@@ -47,6 +47,7 @@ told_of = st.tuples(
 )
 
 
+@pytest.mark.thorough
 @given(st.lists(told_of, max_size=12))
 def test_means_are_those_of_the_plain_twin(drawn):
     pace, told = Pace(), []

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from tests.page_world import NOW_S, incident, overview_of, proposed
 from trainwarden.dashboards.page import events
 from trainwarden.dashboards.page.events import Listeners, News
@@ -20,6 +22,7 @@ async def served(listeners: Listeners, send: Callable[[bytes], Awaitable[None]],
     await task
 
 
+@pytest.mark.thorough
 def test_news_of_one_record_is_told_once_and_named() -> None:
     overview, sent = overview_of([]), []
     listeners = Listeners(overview, ping_s=0.25, slow_s=0.01)

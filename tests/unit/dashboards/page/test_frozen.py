@@ -89,6 +89,7 @@ def test_an_empty_run_has_a_report_too(tmp_path: Path) -> None:
     assert "No iteration was recorded" in text
 
 
+@pytest.mark.thorough
 def test_it_stays_below_three_megabytes(tmp_path: Path) -> None:
     """1,024 ranks, 10,000 incidents and 10,000 actions, every word of them as long as may be."""
     overview = told_of([], "j")

@@ -183,6 +183,7 @@ def test_an_incident_is_told_in_plain_words_with_what_to_do(site: Site) -> None:
         assert words in text
 
 
+@pytest.mark.thorough
 def test_who_reads_on_the_node_itself_is_sent_to_it_by_no_ssh() -> None:
     address = "/incidents/llama-70b%2Fslow_compute%2F1"
     there, here = (Site(overview_of(world()), here=node).get(address).text for node in (None, "node-00"))

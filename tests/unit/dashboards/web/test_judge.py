@@ -108,6 +108,7 @@ def test_what_complains_without_end_fills_no_memory():
     assert judged("import sys\nfor _ in range(200): sys.stderr.write('x' * 65536)\nprint('{}')") == {}
 
 
+@pytest.mark.thorough
 def test_its_memory_is_bounded():
     problem = refused("import time; time.sleep(0.3); x = bytearray(3 * 1024**3); print('{}')", memory_bytes=1024**3)
     assert problem.status == 500

@@ -105,6 +105,7 @@ def test_a_request_that_is_never_whole_is_hung_up_on(monkeypatch, said):
     assert talked(talk) == b""
 
 
+@pytest.mark.thorough
 def test_who_has_asked_may_be_idle_and_ask_again(monkeypatch):
     monkeypatch.setattr(server, "WHOLE_S", 0.05)
 

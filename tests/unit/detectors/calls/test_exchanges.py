@@ -45,6 +45,7 @@ def plainly(calls: Calls, comms: set[int]) -> list[tuple]:
     return sorted(out)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("layout", [EXPERTS, Layout(1, 6, ep=2), Layout(1, 8, 4, ep=8), Layout(2, 2, 4)], ids=str)
 def test_it_is_what_a_plain_loop_makes(layout, seed):

@@ -58,6 +58,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_hang_is_told_within_three_steps_with_its_culprit_first(kind, eager):
@@ -76,6 +77,7 @@ def test_a_hang_is_told_within_three_steps_with_its_culprit_first(kind, eager):
     assert all(one.suspects[0].rank in {CULPRIT, None} for one in run.revisions if one.suspects)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "how", [{"busy": True}, {"phase": "checkpoint"}, {"phase": "evaluation"}, {"phase": "data"}], ids=str
 )
@@ -105,6 +107,7 @@ def test_in_a_pause_whoever_has_not_come_to_a_call_is_not_told_by_counts(kind, p
     assert Run().play(job.records, job.end_s + 50.0).incidents == []
 
 
+@pytest.mark.thorough
 def test_counts_that_stand_still_while_steps_go_on_are_replayed_graphs():
     job, counts = running(), Stand(LAYOUT, **FAULTS["device"]).counts()
     begin_s = job.end_s
@@ -114,6 +117,7 @@ def test_counts_that_stand_still_while_steps_go_on_are_replayed_graphs():
     assert Run().play(job.records, job.end_s + 1.0).incidents == []
 
 
+@pytest.mark.thorough
 def test_where_all_stand_alike_nobody_is_accused():
     job = standing(running(), Stand(LAYOUT, stamped=False).counts(), 8.0, busy=True)
     assert Run().play(job.records, job.end_s + 8.0).incidents == []
@@ -146,6 +150,7 @@ def test_a_standstill_that_went_over_by_itself_is_waited_for_the_next_time():
     assert [one.kind for one in run.incidents] == ["hang"]
 
 
+@pytest.mark.thorough
 def test_the_incident_ends_when_steps_go_on():
     job = standing(running(), Stand(LAYOUT, **FAULTS["device"]).counts(), 7.0)
     last_s = max(at_s for at_s, _ in job.records)

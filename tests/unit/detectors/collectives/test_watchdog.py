@@ -181,6 +181,7 @@ def stuck(*spoken: tuple[float, Record], late_s: float = 12.0) -> list[IncidentR
 END_S = Job().run(40).end_s
 
 
+@pytest.mark.thorough
 def test_a_hang_that_only_log_lines_tell_names_the_rank_that_gave_up_nothing() -> None:
     (incident,) = stuck(*[gives_up(rank, END_S + 12.0 + 0.3 * rank) for rank in (0, 1, 3)])
     assert (incident.kind, [one.rank for one in incident.suspects]) == ("hang", [2])
@@ -191,18 +192,21 @@ def test_a_hang_that_only_log_lines_tell_names_the_rank_that_gave_up_nothing() -
     )
 
 
+@pytest.mark.thorough
 def test_a_hang_that_was_told_without_a_suspect_gets_one() -> None:
     first, *_, last = stuck(*[gives_up(rank, END_S + 75.0) for rank in (0, 1, 3)], late_s=75.0)
     assert (first.kind, first.suspects) == ("hang", ())
     assert (last.id, last.kind, [one.rank for one in last.suspects]) == (first.id, "hang", [2])
 
 
+@pytest.mark.thorough
 def test_where_all_gave_up_one_call_the_hang_has_no_suspect() -> None:
     (incident,) = stuck(*[gives_up(rank, END_S + 12.0) for rank in range(4)])
     assert (incident.kind, incident.suspects) == ("hang", ())
     assert "no host held them up" in incident.reason
 
 
+@pytest.mark.thorough
 def test_one_rank_that_gives_up_opens_nothing() -> None:
     assert stuck(gives_up(0, END_S + 12.0)) == []
 
@@ -214,6 +218,7 @@ def test_a_rank_that_was_ended_with_the_first_is_not_suspected() -> None:
     assert all("watchdog" not in one.reason for one in stuck(*spoken, ended))
 
 
+@pytest.mark.thorough
 def test_a_job_that_goes_on_after_the_lines_has_no_hang() -> None:
     job = Job().run(40)
     lines = [gives_up(rank, job.end_s + 1.0) for rank in (0, 1, 3)]
@@ -221,6 +226,7 @@ def test_a_job_that_goes_on_after_the_lines_has_no_hang() -> None:
     assert Run().play([*job.records, *lines], job.end_s + 2.0).incidents == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("hung_s", "aborts_s", "ends_s", "suspects"),
     [
@@ -268,6 +274,7 @@ def test_what_was_heard_goes_on_in_another_service() -> None:
     assert other._gave_up[3, "default_pg"] == WatchdogTimeout(8, "ALLREDUCE", 3)
 
 
+@pytest.mark.thorough
 def test_of_a_job_of_which_only_logs_are_known_the_rank_behind_is_named_and_not_the_first_to_speak() -> None:
     spoken = [gives_up(rank, START_S + 2.0) for rank in (0, 1, 3)] + [
         says(2, START_S + 2.5, SIGNAL.format(rank=2, newest=7))

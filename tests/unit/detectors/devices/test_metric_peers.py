@@ -200,6 +200,7 @@ def test_who_is_silent_is_not_spoken_of():
     assert not any(vote.suspects for vote in shown(values[:5, :, 60:], detector=detector, offset=60)[SILENT:])
 
 
+@pytest.mark.thorough
 def test_after_a_day_a_distance_is_usual():
     values = ranks(samples=400)
     values[5, :, 100:] += 0.4
@@ -251,6 +252,7 @@ def test_what_is_told_of_peers_is_counted_in_their_own_samples(every_s: float) -
     assert (told[0] - 120, told[-1] + 1 - 240) == (20, 11)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every_s", [0.1, 1.0])
 def test_two_seconds_are_too_short_however_many_samples_they_have(every_s: float) -> None:
     """Ten samples a second are no more independent than one; what lasts is told after as long at both."""

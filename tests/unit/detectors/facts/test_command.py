@@ -324,6 +324,7 @@ def test_a_process_that_the_job_has_outlived_hides_no_time_limit(early: str) -> 
     assert ended_late(early, TIME_LIMIT, "srun: error: n1: task 0: Killed") == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("early", OUTLIVED)
 def test_a_process_that_the_job_has_outlived_is_not_named_at_its_end(early: str) -> None:
     (incident,) = ended_late(early, "giving up")

@@ -32,16 +32,19 @@ def restarted(kind: str, node: Callable[[int], str], *later: tuple[str, float]) 
     return found[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", BROKEN)
 def test_what_is_broken_still_is_an_incident_after_a_restart_in_place(kind: str) -> None:
     assert restarted(kind, lambda rank: "node0").state != "closed"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", BROKEN)
 def test_it_ends_once_its_agent_says_so(kind: str) -> None:
     assert restarted(kind, lambda rank: "node0", (BROKEN[kind][1], 8.0)).state == "closed"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", BROKEN)
 def test_it_ends_once_the_job_runs_without_its_node(kind: str) -> None:
     assert restarted(kind, lambda rank: "node1").state == "closed"

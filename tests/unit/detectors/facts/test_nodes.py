@@ -65,6 +65,7 @@ def test_an_agent_that_is_started_anew_is_no_lost_node(phase: str) -> None:
     assert played(records, job.end_s + 3.5) == []
 
 
+@pytest.mark.thorough
 def test_a_node_without_which_the_job_went_on_is_not_lost_when_the_job_stands_still_later() -> None:
     job = job_of(4, 60)
     silent_s = job.end_s - 12.0
@@ -106,6 +107,7 @@ def test_what_the_launcher_says_needs_no_witness() -> None:
     assert (incident.kind, incident.suspects[0].node) == ("node_lost", "node3")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("told_by", ["hook", "launcher"])
 def test_after_a_shrink_the_node_is_not_missed_any_more(told_by: str) -> None:
     job = lost("wait")

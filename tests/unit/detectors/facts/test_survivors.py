@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.detectors.detection_streams import START_S, Job, Run, event
 from trainwarden.detectors.facts.hard_event import HardEvent, HardEventConfig
 from trainwarden.detectors.job.state import JobState
@@ -138,6 +140,7 @@ def test_a_rank_that_nothing_is_said_of_is_outlived_by_the_steps_of_the_others()
     assert story.vote_at(18.5).opinion == "normal"
 
 
+@pytest.mark.thorough
 def test_survivors_that_stand_still_later_are_a_hang_of_their_own() -> None:
     """While they go on without a rank nothing is asked for that, and would not be for a hang that is one with it."""
     before = Job(ranks=3, step_s=0.2).run(50)

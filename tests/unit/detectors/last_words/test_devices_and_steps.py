@@ -89,6 +89,7 @@ def test_every_trainers_step_line_is_read(row) -> None:
     assert (said.trainer, said.step is not None) == (row.name, "(?P<step>" in row.pattern)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "form", ["megatron", "nanogpt", "bar", "composer", "olmo_core", "llm_c", "fairseq", "verl", "torchtune", "script"]
 )

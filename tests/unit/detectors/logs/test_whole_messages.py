@@ -123,6 +123,7 @@ def test_advice_between_bytes_that_are_no_text_is_taken() -> None:
     assert RULES.match("\udcff CUDA out of memory. 0 errors \udcfe") is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hostile", [("0 errors ", "CUDA out of memory"), ("ACCESS_REG(0x1) ", "Xid failed")])
 def test_hostile_advice_takes_linear_time(hostile: tuple[str, str]) -> None:
     """Eight times the text takes eight times as long, not sixty-four; by this process's own time."""

@@ -49,6 +49,7 @@ def test_peers_are_those_that_share_their_times(bundle):
     assert "dtw" in ModelBundle.fit({"gpu": five}, {"gpu": ("a", "b")}, SMALL, 0).votes["gpu"].models
 
 
+@pytest.mark.thorough
 def test_what_was_saved_is_loaded(bundle, saved):
     loaded = ModelBundle.load(saved)
     assert loaded.versions == bundle.versions

@@ -89,6 +89,7 @@ def test_what_is_sampled_less_often_than_in_training_is_not_judged_and_says_so(b
     assert "trained on samples every 1 s" in last.reason
 
 
+@pytest.mark.thorough
 def test_what_is_sampled_more_often_is_judged_as_at_the_interval_of_training(bundle: ModelBundle) -> None:
     (plain,) = MetricScorer(bundle).score((served(120.0, 1.0),))
     (found,) = MetricScorer(bundle).score((served(120.0, 0.1),))

@@ -73,6 +73,7 @@ def test_scores_of_the_others_and_of_the_mean_stay_what_they_were(bundle: ModelB
         assert few.votes[name] == all_.votes[name]
 
 
+@pytest.mark.thorough
 def test_a_restart_with_others_computed_goes_on(bundle: ModelBundle) -> None:
     before, after = watched(bundle), watched(bundle, ("lof",))
     played(before)

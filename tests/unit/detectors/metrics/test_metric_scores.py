@@ -72,6 +72,7 @@ def test_metrics_are_found_by_name_in_any_order(bundle, values):
     np.testing.assert_array_equal(other.ensemble, plain.ensemble)
 
 
+@pytest.mark.thorough
 def test_a_missing_metric_is_not_measured_and_too_few_make_the_family_abstain(bundle, values):
     gone = values.copy()
     gone[:, 3] = np.nan

@@ -101,6 +101,7 @@ def test_models_are_swapped_without_losing_a_window(bundles):
     assert value("model_version_info", role="champion", detector="pca", version="2") == 1.0
 
 
+@pytest.mark.thorough
 def test_the_challenger_is_scored_in_the_shadow_and_does_not_vote(bundles):
     first, second = bundles
     service = Service(Source(ModelSet(first, second)))

@@ -69,6 +69,7 @@ def test_blame_names_the_metric_and_its_twin(vote, values):
     np.testing.assert_allclose(vote.blame(scaled).sum(axis=1), 1.0)
 
 
+@pytest.mark.thorough
 def test_series_and_windows_say_the_same(vote):
     series = entity(20, 200)
     whole, _ = vote.score_series(series)

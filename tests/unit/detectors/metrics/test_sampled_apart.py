@@ -116,6 +116,7 @@ def test_a_sick_node_is_found_however_nodes_are_sampled(parts: int) -> None:
     assert 0.0 < first_s - SICK_FROM_S <= 200.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("ahead_s", "late_s", "way"), [(45.0, 0.0, "ahead of"), (0.0, 45.0, "behind")])
 def test_whose_times_are_apart_is_named(ahead_s: float, late_s: float, way: str) -> None:
     said, why = votes(sent(1, ahead_s={2: ahead_s}, late_s=late_s, sick=1.5))
@@ -125,6 +126,7 @@ def test_whose_times_are_apart_is_named(ahead_s: float, late_s: float, way: str)
     assert f" s {way} those of its peers" in reason
 
 
+@pytest.mark.thorough
 def test_times_within_an_interval_are_no_reason() -> None:
     _, why = votes(sent(1, parts=4, ahead_s={2: 4.0})[:400], 4)
     assert why == set()

@@ -89,6 +89,7 @@ def test_rounding_is_no_movement():
     assert {vote.opinion for vote in shown(stood(120, *[7.0 * (1.0 + 1e-12)] * 9))} == {"normal"}
 
 
+@pytest.mark.thorough
 def test_work_that_begins_is_no_fault():
     """What measures work supports others at most, what a fifth of the devices do at once is told by nobody."""
     lanes = stood(120, *[8.0] * 5, entities=4)

@@ -103,6 +103,7 @@ def test_what_was_told_as_a_relief_and_came_back_is_waited_for_the_next_time() -
     assert found_in(values) == [(150, 153, True), (250, 253, False), (256, 259, True)]
 
 
+@pytest.mark.thorough
 def test_a_drift_is_one_entry_from_its_beginning() -> None:
     values = noisy(900)
     values += np.clip(np.arange(900) - 200, 0, 500) * np.log(1.1) / 250  # 10 % at 450, 21 % in the end
@@ -125,6 +126,7 @@ def test_the_same_drift_sampled_is_as_slow_as_it_is() -> None:
     assert [s for seq, x in enumerate(values) for s in shifts.update(seq, np.array([x]), 10)] == []
 
 
+@pytest.mark.thorough
 def test_two_paces_in_turn_hide_no_change() -> None:
     values = noisy(300, 0.005) + np.where(np.arange(300) % 2 == 0, 0.0, np.log(34 / 28))
     assert found_in(values) == []
@@ -199,6 +201,7 @@ def test_a_slow_step_in_every_few_hides_no_change() -> None:
         assert reported <= 275
 
 
+@pytest.mark.thorough
 def test_a_skipped_beat_is_no_change() -> None:
     beat = np.tile([0.0, 0.1, 0.2, -0.2, -0.1], 100)
     assert found_in(np.delete(beat, [203, 304, 305]) + noisy(497)) == []
@@ -244,6 +247,7 @@ def incidents_of(durations: Floats, planned: tuple[int, ...] = ()) -> list[Incid
     return out
 
 
+@pytest.mark.thorough
 def test_a_recorded_slowdown_is_one_incident_until_its_relief() -> None:
     log_times = noisy(400)
     log_times[200:300] += np.log(1.3)

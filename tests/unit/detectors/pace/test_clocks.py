@@ -59,6 +59,7 @@ def stepped(by_s: float, at_s: float) -> Offset:
 HUNG, RUNS = two_nodes(hangs=True), two_nodes(hangs=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "offset",
     [
@@ -78,6 +79,7 @@ def test_a_hang_is_declared_in_time_whatever_the_wall_clocks_say(offset: Offset)
     assert 2.5 < incident.opened_at_s - HUNG.end_s < 4.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by_s", [60.0, -60.0])
 def test_a_clock_that_is_set_while_all_is_well_is_no_hang(by_s: float) -> None:
     job = Job(ranks=4, node=lambda rank: f"node{rank // 2}").run(100)
@@ -85,6 +87,7 @@ def test_a_clock_that_is_set_while_all_is_well_is_no_hang(by_s: float) -> None:
     assert Run().play(records, job.end_s).incidents == []
 
 
+@pytest.mark.thorough
 def test_a_node_that_has_been_started_anew_begins_its_clock_anew() -> None:
     job = two_nodes(hangs=True)
     records = [
@@ -117,6 +120,7 @@ def on_nodes(job: Job) -> list[tuple[float, Record]]:
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("off_s", [-60.0, -5.0, 5.0, 60.0])
 def test_a_crash_on_a_node_whose_clock_is_off_is_told_at_once_with_its_root(off_s: float) -> None:
     job = crash(Job(node=lambda rank: f"node{rank // 2}").run(60))

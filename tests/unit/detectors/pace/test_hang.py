@@ -183,6 +183,7 @@ def test_what_nobody_waits_for_may_last_until_the_configured_most(beat: Beat) ->
         assert waited_s < 21.0
 
 
+@pytest.mark.thorough
 def test_a_compiler_at_work_in_the_first_steps_is_no_hang() -> None:
     assert standing_still(computing, until_s=150.0, steps=5)[1] is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from trainwarden.detectors.recorded.replay import replay
 from trainwarden.recorded.folder import read_folder
@@ -20,6 +21,7 @@ def restarted(random: np.random.Generator, steps: int = 400) -> list[int]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_rank_that_becomes_slow_after_restarts_is_told_by_its_change(tmp_path: Path) -> None:
     """Of this series the filter began anew four rows before its slow rise was looked at."""
     random = np.random.default_rng(8)

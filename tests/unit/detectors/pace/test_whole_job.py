@@ -44,6 +44,7 @@ def told(job: Job) -> list[IncidentRecord]:
     return Run().play(job.records, job.end_s + 3.0).incidents
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("growth", "within", "ranks"),
     [

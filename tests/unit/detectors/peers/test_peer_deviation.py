@@ -26,6 +26,7 @@ def slowed(seed: int = 0, rows: int = 200, ranks: int = 10, noise: float = 0.03,
 QUICK = {(1.3, 2), (2.0, 4), (3.0, 10), (1.5, 64)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ratio", "ranks"),
     [
@@ -86,6 +87,7 @@ def test_a_spell_that_grows_worse_has_the_ratio_of_its_worst_part() -> None:
     assert spell.ratio == pytest.approx(1.95, rel=0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lanes", ["compute", "wait"])
 def test_in_step_the_one_who_waits_least_is_named(lanes: str) -> None:
     work = slowed(r3=(100, 199, 1.6))

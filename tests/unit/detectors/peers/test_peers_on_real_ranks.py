@@ -80,6 +80,7 @@ def test_time_warping_names_who_all_pairs_name_in_real_jobs(
     assert both_name(bytedance[:16], 2) == ({6, 7}, {6, 7})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (3, 4, 5))])
 @pytest.mark.parametrize("ratio", [1.3, pytest.param(2.0, marks=pytest.mark.thorough)])
 def test_time_warping_names_who_all_pairs_name_among_injected_faults(seed: int, ratio: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pytest
 
 from tests.unit.detectors.peers.rank_series import healthy, layout_event, watched, windows
 from trainwarden.detectors.job.state import JobState
@@ -62,6 +63,7 @@ def test_an_embedding_and_a_head_are_no_fault() -> None:
     assert watched(by_stage(1.4, 1.0, 1.0, 1.6), roles=roles, claim=PP4) == []
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_slow_from_the_start_is_named_among_its_stage() -> None:
     work = by_stage(1.4, 1.0, 1.0, 1.6)
     work[:, 14] *= 1.5

@@ -45,6 +45,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return scored
 
 
+@pytest.mark.thorough
 def test_steps_as_usual_take_a_window_for_eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scored = counted(monkeypatch)
     result = judged(written(tmp_path))

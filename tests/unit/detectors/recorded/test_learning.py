@@ -49,6 +49,7 @@ def begins(scores: MetricScores) -> list[int]:
     return [round(part.column_s[0] / EVERY_S) for part in scores.scored]
 
 
+@pytest.mark.thorough
 def test_models_learn_anew_whenever_twice_as_much_was_seen_until_there_is_enough() -> None:
     assert LearningOn(CONFIG, 0).enough_rows(metrics=3) == 900
     scores = scored(job(rows=2_400))
@@ -59,6 +60,7 @@ def test_models_learn_anew_whenever_twice_as_much_was_seen_until_there_is_enough
     assert begins(scored(replace(job(rows=1_000, metrics=1), normal_until_s=300 * EVERY_S))) == [300]
 
 
+@pytest.mark.thorough
 def test_no_score_depends_on_what_comes_later() -> None:
     rows = 500
     whole, part = scored(job(rows=900, faults=((600, 620),))), scored(job(rows))
@@ -66,6 +68,7 @@ def test_no_score_depends_on_what_comes_later() -> None:
         np.testing.assert_allclose(shorter, column[:rows], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_faults_stand_out_more_once_more_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve metrics move together by three causes; in a fault one of them does not any more."""
     random, one = np.random.default_rng(1), job(rows=1_400, metrics=12)
@@ -85,6 +88,7 @@ def test_faults_stand_out_more_once_more_was_seen(monkeypatch: pytest.MonkeyPatc
     assert found > before + 0.1
 
 
+@pytest.mark.thorough
 def test_a_fault_teaches_nothing_and_is_found_again() -> None:
     faults = ((150, 170), (700, 720), (1_100, 1_120))
     mean = scored(job(rows=1_400, faults=faults)).mean

@@ -51,6 +51,7 @@ def found(folder: Path) -> dict:
     return job_object(replay(read_folder(folder), DetectionSettings()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ending", ["csv", pytest.param("parquet", marks=pytest.mark.thorough)])
 def test_a_straggler_is_named_by_its_collectives(tmp_path, ending):
     answer = found(written(tmp_path, Fault("late", 5, 0.2, 30), ending=ending))

@@ -35,6 +35,7 @@ def lost(folder: Path) -> list[tuple[str, float]]:
     return [(one.node, one.time_s - START_S) for one in told(folder) if one.kind == "heartbeat_lost"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("does", [spins, idles])
 def test_a_node_that_all_others_miss_is_lost(tmp_path: Path, does: Callable[[int, float], Cell]) -> None:
     folder = Written(after=without(2, does=does)).to(tmp_path)

@@ -49,6 +49,7 @@ def test_a_new_xid_is_an_incident_of_its_gpu(tmp_path: Path) -> None:
     assert incident.reason.startswith("Xid 79 on gpu1 of n1: the GPU has fallen off the bus")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 48, 63, 74, 79, 94, 95, 106, 109, 119, 121, 140, 154, 999])
 def test_kind_and_severity_are_those_of_the_kernel_log(tmp_path: Path, code: int) -> None:
     (tmp_path / "metric").mkdir()

@@ -60,6 +60,7 @@ def test_a_planned_change_is_reported_and_no_incident() -> None:
     assert answer["incidents"] == []
 
 
+@pytest.mark.thorough
 def test_a_slow_rank_is_an_episode_with_an_end() -> None:
     table = recordings.iterations(ranks=8, slow=lambda rank, step: 1.6 if rank == 5 and 120 <= step < 200 else 1.0)
     answer = job_object(judged(recordings.job(iterations=table)))

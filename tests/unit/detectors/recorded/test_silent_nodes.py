@@ -40,6 +40,7 @@ def every(seconds: float) -> Change:
     return lambda one: one if one.time_s % seconds < 0.25 else None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [16, 24])
 @pytest.mark.parametrize("by_s", [0.0, -60.0, 60.0])
 def test_a_node_that_the_others_wait_for_is_lost(by_s: float, ranks: int) -> None:

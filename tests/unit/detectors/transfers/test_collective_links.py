@@ -18,6 +18,7 @@ def who(vote):
     return [(suspect.rank, suspect.node) for suspect in vote.suspects]
 
 
+@pytest.mark.thorough
 def test_a_pair_is_two_suspects_of_one_reason():
     told = judged(Ranks(WIDE, seed=1, faults=(Fault("pair", 5, 0.25, 25),)), 60)
     vote = told.newest["links"]
@@ -27,6 +28,7 @@ def test_a_pair_is_two_suspects_of_one_reason():
     assert "GB/s" in vote.reason
 
 
+@pytest.mark.thorough
 def test_the_rank_that_all_slow_links_share_is_named():
     told = judged(Ranks(WIDE, seed=1, noise=0.02, faults=(Fault("nic", 5, 0.4, 25),)), 60)
     assert who(told.newest["links"]) == [(5, "node0")]

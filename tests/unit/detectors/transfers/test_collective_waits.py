@@ -33,6 +33,7 @@ def some(calls: Calls, rows: np.ndarray) -> Calls:
     return Calls(*(getattr(calls, name)[rows] for name in Calls.__slots__))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_who_computes_a_tenth_longer_is_named_and_nobody_else(layout):
     """At 3 % noise from step to step and again within a step: from the 25th sampled step on."""
@@ -113,6 +114,7 @@ def test_a_pipeline_that_is_mostly_empty_hides_nobody():
     assert told.accused == {45}
 
 
+@pytest.mark.thorough
 def test_a_stage_with_more_layers_is_not_late():
     """All of its ranks compute longer than other stages', one of them longer still."""
     ranks = Ranks(Layout(2, 2, 8), seed=5, noise=0.02, faults=(Fault("late", 13, 0.15, 20),))
@@ -122,6 +124,7 @@ def test_a_stage_with_more_layers_is_not_late():
     assert told.accused == {13}
 
 
+@pytest.mark.thorough
 def test_neighbours_of_ranks_without_records_are_not_late():
     """What they wait for these is in kernels too, though it cannot be joined."""
     ranks = Ranks(Layout(2, 2, 8), seed=3, noise=0.02, faults=(Fault("late", 9, 0.15, 20),))

@@ -137,6 +137,7 @@ def test_annotated_faults_and_ignored_spans_are_left_out(tmp_path):
     assert other.times_s[0] == 500.0
 
 
+@pytest.mark.thorough
 def test_train_and_test_are_split_by_job_never_by_row_and_the_split_is_seeded(tmp_path):
     batch(tmp_path, jobs=6, rows=120)
     splits = {seed: tuple(ready(tmp_path, seed=seed).card.test_jobs) for seed in range(6)}

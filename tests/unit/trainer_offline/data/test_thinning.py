@@ -99,6 +99,7 @@ def test_of_a_job_that_is_read_in_part_too(tmp_path: Path, seed: int) -> None:
     assert any(10_000.0 in one.times_s[one.fault] for one in kept)
 
 
+@pytest.mark.thorough
 def test_of_an_archive_the_nodes_of_named_ranks_are_read(tmp_path: Path) -> None:
     log = Log()
     for tick in range(60):

@@ -46,6 +46,7 @@ def result_of(data: TrainingData, champion: Champion) -> GateResult:
     return gate(champion.bundle, champion, data.test, GateConfig(), seed=0)[0]["pca"]
 
 
+@pytest.mark.thorough
 def test_a_champion_that_knows_no_test_job_is_compared_on_all(data: TrainingData, bundle: ModelBundle) -> None:
     known = Champion(bundle, frozenset(data.card.train_jobs), frozenset(data.card.train_digests))
     found = result_of(data, known)
@@ -111,6 +112,7 @@ def until(data: TrainingData, sample: int, bundle: ModelBundle) -> Champion:
     return Champion(bundle, frozenset({name}), until_s={name: float(data.test[0].grids[0].times_s[sample])})
 
 
+@pytest.mark.thorough
 def test_a_job_that_has_grown_is_judged_on_what_the_champion_has_not_seen(
     data: TrainingData, bundle: ModelBundle
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_job_that_has_grown_is_judged_on_what_the_champion_has_not_seen(
     assert f"compared with the champion on {job.name} after 2990 s, up to which it was trained on it" in found.reasons
 
 
+@pytest.mark.thorough
 def test_what_the_champion_has_seen_does_not_count_for_it(data: TrainingData, bundle: ModelBundle) -> None:
     """A champion that is blind but for what it was trained on: alarms in what it has seen must not matter."""
     champion, job = until(data, 299, bundle), data.test[0]

@@ -46,6 +46,7 @@ def huge_pages() -> bool:
     return pages_touched(lambda: memory.write(bytes(16 << 20))) < 4096 + 1024
 
 
+@pytest.mark.thorough
 def test_a_restore_touches_few_pages_beside_the_models_own():
     """Clearing a page takes the kernel longer than copying 4 KiB, so this is most of a restore's time."""
     model, optimizer = trained(*(torch.full((1 << 20,), float(k)) for k in range(4)))

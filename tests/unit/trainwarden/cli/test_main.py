@@ -101,6 +101,7 @@ def test_the_version_is_the_wheels() -> None:
     assert about["version"] == __version__
 
 
+@pytest.mark.thorough
 def test_python_m_trainwarden_is_the_command(tmp_path: Path) -> None:
     """Where scripts are not on PATH; arguments, exit codes and errors of use are those of the command."""
     wrong = tmp_path / "t.toml"

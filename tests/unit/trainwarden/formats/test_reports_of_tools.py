@@ -170,6 +170,7 @@ def test_a_table_without_nodes_says_nothing_of_jobs(tmp_path: Path):
     assert slurm(tmp_path, "NODELIST|STATE|REASON\n|idle|none\n").notes == ["it names no node"]
 
 
+@pytest.mark.thorough
 def test_counters_that_nobody_knows_are_no_columns(tmp_path: Path):
     blocks = ""
     for minute in range(10, 30):

@@ -243,6 +243,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
     return kind
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["end", "pre", "reset", "gone", "again"])
 def test_a_capture_is_over_however_it_ends(
     how: str, make: Make, clock: HandClock, device: Device, graphs: type[Graph]

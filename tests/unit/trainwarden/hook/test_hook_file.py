@@ -67,6 +67,7 @@ def test_it_imports_nothing_but_the_standard_library_and_has_every_public_name()
     assert namespace.keys() >= set(hook.__all__)
 
 
+@pytest.mark.thorough
 def test_the_same_package_gives_the_same_text_with_its_edition_on_top() -> None:
     text = hook_file.text()
     assert text == hook_file.text()

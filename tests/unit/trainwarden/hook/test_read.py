@@ -74,6 +74,7 @@ def test_what_is_no_hook_file_is_none(tmp_path: Path) -> None:
     assert hook.read_header(tmp_path / "zeros") is None
 
 
+@pytest.mark.thorough
 @given(words=st.dictionaries(st.integers(0, 63), st.integers(-(2**63), 2**63 - 1)), length=st.integers(0, 2000))
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_readers_take_any_bytes(tmp_path: Path, words: dict[int, int], length: int) -> None:

@@ -277,6 +277,7 @@ def test_a_pause_lasts_until_the_request_is_taken_back(tmp_path: Path) -> None:
     assert (found.newest(), found.over) == (0, 4)
 
 
+@pytest.mark.thorough
 def test_nobody_stands_still_for_ever(tmp_path: Path) -> None:
     sleeper = Sleeper()
     put(tmp_path, "pause.json", {"number": 1, "until_s": 1060.0})

@@ -158,6 +158,7 @@ def test_no_more_threads_than_places() -> None:
         assert threading.active_count() - before <= AT_ONCE
 
 
+@pytest.mark.thorough
 def test_a_client_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MetricsServer, "silent_s", 0.05)
     port = served(None)
@@ -165,6 +166,7 @@ def test_a_client_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatc
         assert silent.recv(1) == b""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tls", [False, True])
 def test_clients_that_send_a_byte_now_and_then_keep_no_place(
     certificates: Path, monkeypatch: pytest.MonkeyPatch, tls: bool

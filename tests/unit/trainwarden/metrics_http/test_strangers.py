@@ -7,6 +7,8 @@ import socket
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import pytest
+
 from tests.unit.trainwarden.metrics_http.test_server import HASH, basic, served, written
 from trainwarden.metrics_http.listener import AT_ONCE, STRANGERS
 from trainwarden.metrics_http.strangers import Strangers
@@ -66,6 +68,7 @@ def test_a_scraper_with_a_password_keeps_its_connection_whoever_else_comes(tmp_p
         assert scrape() == (200, first)
 
 
+@pytest.mark.thorough
 def test_an_address_is_answered_although_others_hold_all_places() -> None:
     port = served(None)
     with ExitStack() as open_:

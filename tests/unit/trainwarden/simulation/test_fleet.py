@@ -124,6 +124,7 @@ def test_a_stopped_rank_does_not_wait_and_a_lost_node_is_silent() -> None:
         assert {record.node for at_s, record in lost.of(topic) if at_s > 21.0} <= {"node-0"}
 
 
+@pytest.mark.thorough
 def test_a_job_that_never_finished_a_step_is_not_judged(tmp_path: Path) -> None:
     words = [
         "simulate",

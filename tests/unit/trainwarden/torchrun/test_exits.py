@@ -223,6 +223,7 @@ def test_they_are_left_for_torchrun_to_reap(rig):
     assert rig.processes[0].wait(PATIENCE_S) == 3
 
 
+@pytest.mark.thorough
 def test_a_rank_lives_though_no_descriptor_is_left(rig, monkeypatch):
     """`pidfd_open` fails where the limit of descriptors is reached, and where a container's rules know no such call."""
     for number in (errno.EMFILE, errno.EPERM, errno.ENOSYS):

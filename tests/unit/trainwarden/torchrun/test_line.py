@@ -81,12 +81,14 @@ def test_an_agent_waits_for_a_service_that_comes_later(ports):
         assert one.wait_for_round(7, PATIENCE_S)[:5] == (1, 0, 1, "127.0.0.1", 7)
 
 
+@pytest.mark.thorough
 def test_a_wrong_token_is_one_sentence(ports):
     no = pytest.raises(Unreachable, match=r"refuses: the token is not the one that is wanted here")
     with serving(ports[0]), agent(ports[0], token="another-token-of-mine") as one, no:
         one.wait_for_round(7, PATIENCE_S)
 
 
+@pytest.mark.thorough
 def test_nobody_waits_for_ever_where_there_is_no_service(ports):
     with agent(*ports) as one, pytest.raises(Unreachable, match="no rendezvous service has answered"):
         one.wait_for_round(7, 0.5)
@@ -210,6 +212,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("said", HOSTILE, ids=range(len(HOSTILE)))
 def test_whatever_a_service_says_the_next_one_is_heard(ports, said):
     """Another program may listen there, or another version of ours."""

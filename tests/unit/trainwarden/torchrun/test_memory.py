@@ -76,6 +76,7 @@ def test_the_end_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path, monk
         assert not end.is_alive()
 
 
+@pytest.mark.thorough
 def test_a_store_that_does_not_say_what_it_has_is_given_up_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

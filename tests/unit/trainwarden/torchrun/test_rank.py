@@ -44,6 +44,7 @@ print(folder.name, flush=True)
 DONE = ["thread", "folder True", "flushed", "last of the log"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("end", "after"),
     [

@@ -124,6 +124,7 @@ def test_a_rank_that_dies_is_started_again_and_its_words_of_the_death_before_are
     assert agent.context.wait(0) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [{"most": 0}, {"restarts": 0}, {"forked": True, "redirects": Std.OUT}, {"numa": True}])
 def test_a_rank_is_not_started_again_alone_where_that_is_not_wanted_or_not_safe(agents, more):
     """A second fork would empty the file of the rank's output, and be bound to another device's cores."""

@@ -39,6 +39,7 @@ def test_ranks_that_catch_the_signal_save(ranks: Started) -> None:
     assert ranks["saves"].stdout.readline() == b"saved\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("other", ["deaf", "blocks"])
 def test_nothing_is_sent_where_one_rank_would_die_of_it_or_not_hear_it(ranks: Started, other: str) -> None:
     saving = Saving("USR1", lambda: [ranks["saves"].pid, ranks[other].pid])

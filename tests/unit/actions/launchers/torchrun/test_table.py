@@ -222,6 +222,7 @@ def test_an_empty_service_adopts_what_agents_carry_and_restarts_nothing():
     assert (world.seats, world.table.memory.round) == (["c", "b"], 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("heard", [1, 2])
 def test_a_service_that_hears_half_of_the_agents_begins_nothing_and_stops_nobody(heard: int):
     world = World("a", "b", "c", "d", least=1, most=4)

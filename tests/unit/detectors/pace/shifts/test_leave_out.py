@@ -64,6 +64,7 @@ def test_a_mechanism_decides_and_nothing_is_left_out_by_default(name: Mechanism)
     assert shifts_of(values, leave_out=(name,)) != found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["bayes", "periodic", "excursion_wait"])
 def test_what_is_left_out_may_be_cut_anywhere_and_forgotten(name: Mechanism) -> None:
     values = CASES[name]()

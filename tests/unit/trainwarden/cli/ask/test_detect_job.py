@@ -70,6 +70,7 @@ def run(
     return int(ended.value.code or 0), json.loads(said.out or "{}"), said.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["bus", "archive"])
 def test_a_job_is_judged_as_if_it_had_been_recorded(place, request, monkeypatch, capsys):
     source = (f"--{place}", request.getfixturevalue(place))

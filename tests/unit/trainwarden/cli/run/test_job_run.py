@@ -331,6 +331,7 @@ def test_a_program_that_ended_badly_and_is_not_accused_is_named(tmp_path: Path) 
     assert why["reason"].endswith(f"neither speed nor hangs could be judged; {message}")
 
 
+@pytest.mark.thorough
 def test_what_runs_for_a_minute_and_does_not_train_is_said_once_while_it_runs(tmp_path: Path) -> None:
     ended = Ended(tmp_path)
     for lived_s in (10.0, 60.0):

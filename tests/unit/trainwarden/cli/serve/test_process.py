@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from trainwarden.torchrun.signals import held_back
 
 SERVICE = """
@@ -21,6 +23,7 @@ print("ended in order", flush=True)
 """
 
 
+@pytest.mark.thorough
 def test_a_service_outlives_signals_for_ranks_from_its_first_moment_and_stops_in_order() -> None:
     with held_back():
         process = subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE, text=True)
@@ -34,6 +37,7 @@ def test_a_service_outlives_signals_for_ranks_from_its_first_moment_and_stops_in
     assert process.returncode == 0
 
 
+@pytest.mark.thorough
 def test_a_service_that_was_started_without_that_outlives_them_once_it_serves() -> None:
     process = subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -27,6 +27,7 @@ def completed(tmp_path: Path, *words: str) -> list[str]:
     return ended.stdout.split()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "offered"), [(("trainwarden", "stat"), ["status"]), (("trainwarden", "explain", "--al"), ["--all"])]
 )

@@ -133,6 +133,7 @@ def test_a_folder_that_says_nothing_goes_too_unless_it_is_young_or_runs() -> Non
     assert [run.path.is_dir() for run in (old, young, running)] == [False, True, True]
 
 
+@pytest.mark.thorough
 def test_age_and_bytes_limit_runs_and_their_number_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
