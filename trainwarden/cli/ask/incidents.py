@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,10 +11,12 @@ from trainwarden.cli.ask.jobs_on_bus import views_of
 from trainwarden.cli.ask.judging.no_incident import say_none
 from trainwarden.cli.shared.answers import EXIT_CODES, INCIDENT
 from trainwarden.cli.shared.follow import incident_line
-from trainwarden.cli.shared.formatting import moment
+from trainwarden.cli.shared.formatting import counted, moment
 from trainwarden.cli.shared.options import BusAddress, ConfigFile, JobName, Json, since_of
 from trainwarden.cli.shared.output import Voice
 from trainwarden.json_objects import incident_object
+
+SHOWN: Final = 40  # lines that a terminal shows at once
 
 
 def incidents(
@@ -25,6 +27,12 @@ def incidents(
     since: Annotated[
         str | None,
         typer.Option(metavar="T", help="Only what lasted after T: 90s, 30m, 12h, 7d ago or ISO 8601."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help=f"Only the newest N; {SHOWN} on the screen, and all as JSON, if not given."
+        ),
     ] = None,
     bus: BusAddress = None,
     job: JobName = None,
@@ -48,7 +56,10 @@ def incidents(
     if not records:
         return say_none(views, time.time(), voice, alone=bus is None and config is None, incidents=[])
     records.sort(key=lambda record: record.opened_at_s)
-    for record in records:
+    shown = records[-(limit or SHOWN) :]
+    if earlier := len(records) - len(shown):
+        voice.say(f"{counted(earlier, 'earlier incident')} not shown (--limit, --since, --job, --open)")
+    for record in shown:
         voice.say(f"{moment(record.opened_at_s)} {incident_line(record)}")
-    voice.answer({"answer": INCIDENT, "incidents": [incident_object(record) for record in records]})
+    voice.answer({"answer": INCIDENT, "incidents": [incident_object(record) for record in records[-(limit or 0) :]]})
     return EXIT_CODES[INCIDENT]

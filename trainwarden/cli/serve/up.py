@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -19,10 +20,11 @@ from trainwarden.cli.shared.output import Voice
 from trainwarden.cli.shared.page_beside import PageBeside
 from trainwarden.cli.shared.stack import LocalStack
 from trainwarden.errors import NotJudged
-from trainwarden.settings import Settings, load
+from trainwarden.settings import ServeSettings, Settings, load
 
 WATCHING: Final = ("agent", "detector", "engine")
 LEARNING: Final = ("archive", "trainer")
+PAGES: Final = 10  # so many of one machine have ports beside each other
 
 
 def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
@@ -48,7 +50,7 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
     rendezvous = RendezvousBeside(settings, run, address)
     stack = LocalStack(run, {"TRAINWARDEN_BUS": address, **shared, **rendezvous.engine}, config)
     try:
-        page = _start(stack, run, (*WATCHING, *(LEARNING if shared else ())))
+        page = _start(stack, run, (*WATCHING, *(LEARNING if shared else ())), page_address(settings))
         voice.say(f"agent, detector and engine are up on {address}; run folder {run}; stop with Ctrl-C")
         if shared:
             models, folder = shared["TRAINWARDEN_TRAINER_REGISTRY"], shared["TRAINWARDEN_ARCHIVE_FOLDER"]
@@ -68,8 +70,24 @@ def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:
     return 0
 
 
-def _start(stack: LocalStack, run: Path, services: Sequence[str]) -> PageBeside:
-    """Start `services` and the page.
+def page_address(settings: Settings) -> str:
+    """Where the page listens: as set, or where nothing is set the first free port from the default one on."""
+    address = settings.serve.listen
+    if address == ServeSettings().listen:
+        host, _, first = address.partition(":")
+        for port in range(int(first), int(first) + PAGES):
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((host, port))
+                except OSError:
+                    continue
+            return f"{host}:{port}"
+    return address
+
+
+def _start(stack: LocalStack, run: Path, services: Sequence[str], address: str) -> PageBeside:
+    """Start `services`, and the page at `address`.
 
     Raises
     ------
@@ -79,7 +97,7 @@ def _start(stack: LocalStack, run: Path, services: Sequence[str]) -> PageBeside:
     try:
         for name in services:
             stack.start(name)
-        return PageBeside(stack, run)
+        return PageBeside(stack, run, "--listen", address)
     except OSError as error:
         what = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
         remedy = "let this user run that program, or free processes and memory"

@@ -14,7 +14,7 @@ from trainwarden.cli.shared.kept_runs import KeptRun, killed_jobs
 from trainwarden.records import EventRecord, IncidentRecord
 
 GONE_S: Final = 5.0  # all ranks have ended for so long: a launcher that starts them again does so sooner
-UNJUDGED_S: Final = 60.0  # a live detector gives a verdict every few seconds
+UNJUDGED_S: Final = 20.0  # a live detector gives a verdict a second; Kafka shares its jobs out anew within seconds
 NO_STEP: Final = "torch must train in the job's own Python, or the script marks its steps (docs/training_loops.md)"
 UNSEEN_END: Final = Blind("the command that watched it was killed, so how it ended is not known", "run it again")
 _COLUMNS: Final = ("job", "state", "answer", "ranks", "step", "s/iteration", "incidents")

@@ -132,7 +132,8 @@ GONE: Any = IncidentRecord(
         ((verdict(NOW_S),), 0, "healthy", False),
         ((), 3, "not judged", False),
         ((verdict(NOW_S, "abstain"),), 3, "not judged", False),
-        ((verdict(NOW_S - 300.0),), 3, "not judged", False),
+        ((verdict(NOW_S - 25.0),), 3, "not judged", False),  # its detector is gone
+        ((verdict(NOW_S - 15.0),), 0, "healthy", False),
         ((verdict(NOW_S - 300.0), event("job_end", NOW_S - 299.0, exit_code=0)), 0, "healthy", True),
         ((verdict(NOW_S), event("job_end", NOW_S, exit_code=3)), 1, "incident", True),
         ((verdict(NOW_S), event("job_end", NOW_S, exit_code=143, interrupted="SIGTERM")), 0, "healthy", True),
@@ -216,6 +217,26 @@ def test_an_incident_is_listed_once_whatever_its_revisions(address: str, capsys:
     assert [incident["id"] for incident in json_of(capsys)["incidents"]] == ["i1"]
     assert incidents(bus=address, job="other", json="-") == 3
     assert json_of(capsys)["answer"] == "not judged"
+
+
+@pytest.mark.parametrize(("limit", "ids", "earlier"), [(None, 45, 5), (3, 3, 42), (100, 45, 0)])
+def test_a_screen_shows_the_newest_incidents_and_json_all_unless_limited(
+    limit: int | None, ids: int, earlier: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = (
+        IncidentRecord(
+            id=f"i{number}", job="j", kind="crash", severity="sev2", state="opened", revision=0, opened_at_s=number,
+            updated_at_s=number, reason="rank 1 died",
+        )
+        for number in range(45)
+    )  # fmt: skip
+    address = job(tmp_path, *found)
+    incidents(bus=address, limit=limit, json="-")
+    assert [one["id"] for one in json_of(capsys)["incidents"]] == [f"i{number}" for number in range(45)][-ids:]
+    incidents(bus=address, limit=limit)
+    said = capsys.readouterr().out.splitlines()
+    assert sum("crash" in line for line in said) == 45 - earlier
+    assert [line.split()[0] for line in said if "not shown" in line] == ([str(earlier)] if earlier else [])
 
 
 def test_a_word_reaches_the_bus_and_a_wrong_one_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:

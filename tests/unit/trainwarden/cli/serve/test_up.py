@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -13,7 +14,7 @@ import pytest
 from tests.unit.trainwarden.cli.test_main import run
 from trainwarden.cli.serve import up
 from trainwarden.errors import NotJudged
-from trainwarden.settings import ArchiveSettings, DetectionSettings, Settings, TrainerSettings
+from trainwarden.settings import ArchiveSettings, DetectionSettings, ServeSettings, Settings, TrainerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +88,15 @@ def test_a_service_that_ends_ends_up_with_its_last_words(
     said = capsys.readouterr()
     assert "NOT JUDGED: detector ended with exit code 1:\nlast words" in said.err
     assert "all are stopped" in said.out
+
+
+def test_a_second_page_of_a_machine_has_the_next_port_and_one_that_was_set_keeps_its_own() -> None:
+    first = up.page_address(Settings())
+    host, _, port = first.partition(":")
+    with socket.socket() as taken:
+        taken.bind((host, int(port)))
+        taken.listen()
+        second = up.page_address(Settings())
+        set_by_hand = up.page_address(Settings(serve=ServeSettings(listen=f"localhost:{port}")))
+    assert int(second.partition(":")[2]) > int(port)
+    assert set_by_hand == f"localhost:{port}"
