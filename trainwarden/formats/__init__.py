@@ -13,6 +13,7 @@ CATALOG: Final[dict[str, str]] = {
     "excel table": "trainwarden.formats.tables.excel:ExcelTable",
     "mlflow database": "trainwarden.formats.trackers.mlflow_database:MlflowDatabase",
     "flight recorder": "trainwarden.formats.dumps.flight_recorder:FlightRecorder",
+    "process stacks": "trainwarden.formats.dumps.stacks:ProcessStacks",
     "health report": "trainwarden.formats.gpu.health_reports:HealthReport",
     "gpud states": "trainwarden.formats.gpu.gpud_states:GpudStates",
     "gpu records": "trainwarden.formats.gpu.gpu_records:GpuRecords",

@@ -67,6 +67,8 @@ class Found:
         Flight-recorder dumps by rank.
     ras : list
         Answers of NCCL's RAS service, in the order of their time.
+    stacks : list
+        Stacks of processes (`trainwarden.formats.dumps.stacks`).
     notes : list of str
         What was assumed while reading, one clause each.
     """
@@ -79,6 +81,7 @@ class Found:
     dumps: dict[int, Any] = field(default_factory=dict)
     ras: list[Any] = field(default_factory=list)
     events: list[EventRecord] = field(default_factory=list)
+    stacks: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from trainwarden.errors import DataError
 from trainwarden.formats.building import joined_iterations, joined_metrics
 from trainwarden.formats.dumps.short_traces import short_traces
+from trainwarden.formats.dumps.stacks import Stack, stacks_compared
 from trainwarden.formats.gpu.kept_errors import kept_errors
 from trainwarden.formats.protocol import Found, Misfit
 from trainwarden.formats.source import Source
@@ -60,6 +61,7 @@ class _Gathered:
     broken: dict[int, str] = field(default_factory=dict)
     ras: list[Any] = field(default_factory=list)
     events: list[EventRecord] = field(default_factory=list)
+    stacks: list[tuple[str, Stack]] = field(default_factory=list)
     errors: list[DataError] = field(default_factory=list)
 
     def add(self, name: str, kind: str, found: Found) -> None:
@@ -72,6 +74,7 @@ class _Gathered:
         self.logs += [replace(log, file=name) for log in found.logs]
         self.ras += found.ras
         self.events += found.events
+        self.stacks += [(name, one) for one in found.stacks]
         for rank, raw in found.dumps.items():
             if rank in self.dumps:
                 self.unread.append(UnreadFile(name, f"rank {rank} has a dump already"))
@@ -290,7 +293,7 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
     broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
     table = joined_metrics(metrics)
     logs = (*job.logs, *gathered.logs, *kept_errors(table), *short_traces(one for _, one in gathered.iterations))
-    logs = (*logs, *rank_times(logs))
+    logs = (*logs, *rank_times(logs), *_of_stacks(gathered))
     if not iterations and logs and (told := steps_of(logs)) is not None:
         iterations = [told]
         gathered.notes.append(f"{told.step.size} steps with their times are read from the log")
@@ -308,6 +311,18 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
         unread=tuple(gathered.unread),
         notes=tuple(gathered.notes),
     )
+
+
+def _of_stacks(gathered: _Gathered) -> list[LogTable]:
+    """Lines about processes that stand apart from the others; where none does their files are not judged."""
+    logs, why = stacks_compared(gathered.stacks)
+    if why:
+        names = {name for name, _ in gathered.stacks}
+        gathered.files = [one for one in gathered.files if one.path not in names]
+        gathered.unread += [UnreadFile(name, why) for name in sorted(names)]
+    if logs:
+        gathered.notes.append("the time of stacks is their file's last change")
+    return logs
 
 
 def _written_first(tables: list[IterationTable]) -> list[IterationTable]:

@@ -46,8 +46,6 @@ _KNOWN: Final = tuple(
         (r"^GPU [0-9]{1,3}: [^\n]{1,80} \(UUID: ", "the list of `nvidia-smi -L`", _GPUS),
         (r"^pid, process_name, |^\S{0,20},? ?gpu_uuid, pid, ",
          "the processes of `nvidia-smi --query-compute-apps`", _GPUS),
-        (r"^Process [0-9]{1,8}: [^\n]{1,400}\n(?:Python v|Host:)",
-         "stacks of one process (py-spy dump), which tell where it is and not whether it stays there", _STUCK),
         (r"\A(?![\s\S]{0,4000}?CUDA(?:_EXCEPTION_[0-9]| Exception: ))[\s\S]{0,4000}?"
          r"^(?:Thread [0-9]{1,6} \(Thread 0x[0-9a-f]{1,16}|\[New LWP [0-9]|#0  0x[0-9a-f]{8,16} in )",
          "stacks of one process (gdb)", _STUCK),

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
-from trainwarden.cli.shared.formatting import counted
+from trainwarden.cli.shared.formatting import counted, moment
 
 NAMED: Final = 4
 CHARS: Final = 160
+# Findings in logs that say who stopped a job that did not fail.
+STOPPED: Final = {
+    "slurm.time_limit": "its time limit",
+    "slurm.cancelled": "its scheduler or a person",
+    "user.signal": "a signal",
+}
 
 
 def judged_words(answer: dict[str, Any]) -> list[str]:
-    """At most three sentences: what was judged, what was not read, what was assumed.
+    """At most four sentences: what stopped the job, what was judged, what was not read, what was assumed.
 
     Examples
     --------
@@ -24,6 +30,11 @@ def judged_words(answer: dict[str, Any]) -> list[str]:
     judged, found = answer.get("judged"), list[str]()
     if not judged:
         return found
+    stops = [one for one in answer.get("log_findings", ()) if one["rule"] in STOPPED]
+    if stops and not answer.get("incidents"):
+        first = stops[0]
+        where = f"line {first['line_number']} of {first['file']}"
+        found.append(f"{STOPPED[first['rule']]} ended the job at {moment(first['time_s'])} ({where})")
     if judged["files"]:
         found.append(f"judged: {_files(judged['files'])}{_amounts(answer.get('input', {}))}")
     if judged["unread"]:

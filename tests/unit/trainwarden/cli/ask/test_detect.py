@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.detectors import recordings
 from trainwarden.cli import main as command_line
+from trainwarden.cli.ask.detect import detect
 from trainwarden.cli.ask.detect_fleet import Fleet
 from trainwarden.errors import DetectorError
 from trainwarden.json_objects import incident_object
@@ -225,3 +226,12 @@ def test_what_is_found_in_a_prometheus_is_kept_for_explain(
     with pytest.raises(SystemExit) as ended:
         command_line.run()
     assert (ended.value.code, "GPU 3 fell off the bus" in capsys.readouterr().out) == (0, True)
+
+
+def test_who_ended_a_job_that_did_not_fail_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [f"[2026-05-03 10:{n // 60:02d}:{n % 60:02d}] step {n} loss {3 - 0.01 * n:.2f}" for n in range(120)]
+    end = "slurmstepd: error: *** JOB 9 ON gpu1 CANCELLED AT 2026-05-03T10:02:00 DUE TO TIME LIMIT ***"
+    log = tmp_path / "slurm-9.out"
+    log.write_text("\n".join([*steps, end, ""]))
+    assert detect(log) == 0
+    assert "  its time limit ended the job at 2026-05-03 10:0" in capsys.readouterr().out
