@@ -71,7 +71,9 @@ HOST_LEFT: Final = "host_memory_available_bytes"
 GROUP_LEFT: Final = "rank_cgroup_memory_available_bytes"
 DEVICE_LEFT: Final = "gpu_memory_free_bytes"
 MAX_SUSPECTS: Final = 16
+USED: Final = (RANK, DEVICE, HOST_LEFT)
 WARM_STEPS: Final = 20  # allocators, workers and caches grow until then
+SLOW: Final = len(SCALES_S) - 1  # nodes, and jobs whose steps are not known: loading a model lasts minutes as well
 _GROUP: Final = "in its control group"
 SOON_S: Final = 72 * 3600.0  # what takes longer to fill the memory is for another day
 
@@ -123,7 +125,9 @@ class MemoryLeak(WholeMemory):
         self._floors: dict[str, Floors] = {}
         self._entities: dict[str, dict[int, Entity]] = {}
         self._left: dict[str, float] = {}  # of nodes, and by node and device of GPUs and of ranks' control groups
+        self._full: dict[str, float] = {}  # what was left on nodes when they were first heard of
         self._restarts = 0
+        self._trains = False
         self._found: list[Leak] = []
 
     def update(self, window: Window) -> None:
@@ -131,10 +135,12 @@ class MemoryLeak(WholeMemory):
         if window.restarts != self._restarts:
             self._restarts, self._floors, self._found = window.restarts, {}, []
         warm = len(window.steps) >= WARM_STEPS and not window.phase
+        if warm and not self._trains:
+            self._trains, self._floors = True, {}
         for samples in window.samples:
             self._note_left(samples)
-            for metric in (RANK, DEVICE):
-                if warm and metric in samples.names:
+            for metric in USED:
+                if (warm or not len(window.steps)) and metric in samples.names:
                     self._observe(samples, metric)
         if window.samples and self._floors:
             self._found = self._look()
@@ -142,7 +148,7 @@ class MemoryLeak(WholeMemory):
     def score(self, window: Window) -> Vote:
         """Whose memory leaks, the fastest first; normal if nobody's does."""
         if not self._floors:
-            return abstain("the memory of no rank or device has been measured since the first steps")
+            return abstain("no memory has been measured since the first steps")
         return self._vote(window) if self._found else Vote(opinion="normal")
 
     def _restored(self) -> None:
@@ -154,6 +160,12 @@ class MemoryLeak(WholeMemory):
         floors = self._floors.setdefault(metric, Floors())
         self._entities.setdefault(metric, {}).update(zip(samples.rows.tolist(), samples.entities, strict=True))
         values = samples.values[:, samples.names.index(metric), -samples.fresh :]
+        if metric == HOST_LEFT:  # what is left falls as what is used grows
+            for entity, row in zip(samples.entities, values, strict=True):
+                if entity.node not in self._full and np.isfinite(row).any():
+                    self._full[str(entity.node)] = float(row[np.isfinite(row)][0])
+            full = np.array([self._full.get(str(entity.node), np.nan) for entity in samples.entities])
+            values = 2.0 * full[:, None] - values
         for sample in range(samples.fresh):
             floors.observe(samples.rows, samples.times_s[:, sample], values[:, sample])
 
@@ -171,13 +183,16 @@ class MemoryLeak(WholeMemory):
         for metric, floors in self._floors.items():
             if not held:
                 floors.judge()
-            for row in np.flatnonzero((floors.rate > 0.0).any(axis=1)).tolist():
-                scale = int(np.argmax(floors.rate[row] > 0.0))
+            first = 0 if self._trains and metric != HOST_LEFT else SLOW
+            for row in np.flatnonzero((floors.rate[:, first:] > 0.0).any(axis=1)).tolist():
+                scale = first + int(np.argmax(floors.rate[row, first:] > 0.0))
                 entity, span_s = self._entities[metric][row], SCALES_S[scale] * (BINS - 2)
                 rate, grown = float(floors.rate[row, scale]), float(floors.grown[row, scale])
                 since_s = float(floors.since_s[row, scale])
                 found.append(Leak(entity, metric, rate, grown, span_s, since_s, *self._least_left(entity, metric)))
         soon = [one for one in found if one.left is None or one.left / one.rate < SOON_S]
+        blamed = {one.entity.node for one in soon if one.metric == RANK}
+        soon = [one for one in soon if one.metric != HOST_LEFT or one.entity.node not in blamed]
         return sorted(soon, key=lambda one: -one.rate)
 
     def _vote(self, window: Window) -> Vote:
@@ -188,6 +203,7 @@ class MemoryLeak(WholeMemory):
         )  # fmt: skip
         first, many = self._found[0], len(self._found)
         who = f"rank {first.entity.rank}" if first.metric == RANK else name_of(*first.entity)
+        who = f"node {first.entity.node}" if first.metric == HOST_LEFT else who
         more = f"; so does that of {many - 1} more" if many > 1 else ""
         return Vote(
             opinion="anomalous", score=0.8, reason=f"memory of {who} {suspects[0].reason}{more}", kind="memory_leak",
@@ -201,6 +217,8 @@ class MemoryLeak(WholeMemory):
         own = self._left.get(_place(entity, with_device=True))
         if metric == DEVICE:
             return own, "of the device"
+        if metric == HOST_LEFT:
+            own = None
         node = self._left.get(_place(entity, with_device=False))
         if own is not None and (node is None or own < node):
             return own, _GROUP

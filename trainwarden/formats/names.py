@@ -78,7 +78,9 @@ _RATES: Final = frozenset({
 _UNIT: Final = re.compile(  # in brackets, or as NeMo writes it: "train_step_timing in s"
     r"(?:\s{0,4}[\[(]\s{0,2}([A-Za-z°µ%/]{1,16}(?: Degree)?)\s{0,2}[\])]|[\s_]in[\s_](s|sec|seconds|ms|us))\s{0,4}$"
 )
-_SUFFIX: Final = re.compile(r"_(mhz|ghz|watts?|percent(?:age)?|pct|mib|gib|celsius|ms|milliseconds|us|ns|seconds|sec)$")
+_SUFFIX: Final = re.compile(
+    r"_(mhz|ghz|watts?|percent(?:age)?|pct|kb|kib|mb|mib|gb|gib|celsius|ms|milliseconds|us|ns|seconds|sec)$"
+)
 _WORD: Final = re.compile(r"[^a-z0-9]+")
 _ONE_STEP: Final = frozenset({"step", "iter", "iteration", "batch"})
 _LASTS: Final = frozenset({"time", "timing", "duration", "seconds", "sec", "secs", "latency", "ms", "millis"})

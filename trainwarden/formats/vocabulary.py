@@ -13,6 +13,7 @@ SPELLINGS: Final[dict[str, tuple[str, float]]] = {
     "cpu_usage_steal": ("host_cpu_steal_ratio", 0.01), "cpu_usage_iowait": ("host_cpu_iowait_ratio", 0.01),
     "cpu_usage_system": ("host_cpu_system_ratio", 0.01), "disk_used_percent": ("host_filesystem_used_ratio", 0.01),
     "mem_used_percent": ("host_memory_used_ratio", 0.01), "mem_available": ("host_memory_available_bytes", 1.0),
+    "memavailable": ("host_memory_available_bytes", 1024.0), "memtotal": ("host_memory_total_bytes", 1024.0),
     "mem_total": ("host_memory_total_bytes", 1.0), "swap_used": ("host_swap_used_bytes", 1.0),
     # nvidia-smi --query-gpu
     "clocks.current.sm": ("gpu_sm_clock_hertz", _MHZ), "clocks.sm": ("gpu_sm_clock_hertz", _MHZ),

@@ -34,7 +34,7 @@ def judged_words(answer: dict[str, Any]) -> list[str]:
     if stops and not answer.get("incidents"):
         first = stops[0]
         where = f"line {first['line_number']} of {first['file']}"
-        found.append(f"{STOPPED[first['rule']]} ended the job at {moment(first['time_s'])} ({where})")
+        found.append(f"{STOPPED[first['rule']]} stopped the job at {moment(first['time_s'])} ({where})")
     if judged["files"]:
         found.append(f"judged: {_files(judged['files'])}{_amounts(answer.get('input', {}))}")
     if judged["unread"]:

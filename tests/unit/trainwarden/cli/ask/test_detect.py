@@ -234,4 +234,4 @@ def test_who_ended_a_job_that_did_not_fail_is_said(tmp_path: Path, capsys: pytes
     log = tmp_path / "slurm-9.out"
     log.write_text("\n".join([*steps, end, ""]))
     assert detect(log) == 0
-    assert "  its time limit ended the job at 2026-05-03 10:0" in capsys.readouterr().out
+    assert "  its time limit stopped the job at 2026-05-03 10:0" in capsys.readouterr().out
