@@ -170,8 +170,6 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
     name = work.name or work.folder.resolve().name
     add(work.metrics)
     try:
-        import numpy as np
-
         from trainwarden.detectors.configured_detectors import chosen, ensemble
         from trainwarden.detectors.recorded.facts import read_facts
         from trainwarden.detectors.recorded.findings import job_object
@@ -196,15 +194,26 @@ def judge_folder(work: Work, progress: Any = lambda share: None) -> Judged:
         return Judged({"job": name, "error": str(error)}, None, failed=True)
     columns = scores.columns(work.names) if work.want_scores and scores is not None else None
     found = job_object(result)
-    lines = found["input"]["log_lines"] > 0 and not of_no_form(found)
-    judged_by = judges(result.detectors, result.abstained, facts=bool(facts) and not of_no_form(found), lines=lines)
+    return Judged(found | _answer(result, found, facts), columns, records=list(result.incidents))
+
+
+def _answer(result: Any, found: dict[str, Any], facts: Sequence[Any]) -> dict[str, Any]:
+    """What is added to `found`, the object of a replayed job: the answer, and who has judged."""
+    import numpy as np
+
+    from trainwarden.detectors.logs.unknown_ends import unknown_ends
+
+    job, known = result.job, not of_no_form(found)
+    lines = found["input"]["log_lines"] > 0 and known
+    judged_by = judges(result.detectors, result.abstained, facts=bool(facts) and known, lines=lines)
     if job.metrics is not None and job.metrics.times_s.size and not float(np.ptp(job.metrics.times_s)):
         # Of a single moment nobody can say whether it lasts.
         judged_by = [one for one in judged_by if result.detectors[one].role.reads != "samples"]
     found["judged"]["detectors"] = judged_by
     steps = found["input"]["iterations"] or found["input"].get("collectives")
     stepless = not steps and any(isinstance(fact, HeartbeatRecord) and fact.ranks for fact in facts)
-    return Judged(found | answered(found, judged_by, stepless=stepless), columns, records=list(result.incidents))
+    ends = unknown_ends(job.logs) if judged_by and not result.incidents else []
+    return answered(found, judged_by, stepless=stepless, ends=ends)
 
 
 def _believed(result: Any) -> Any:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from trainwarden.cli.shared.answers import HEALTHY, INCIDENT, NOT_JUDGED, Answer, Blind, worst
 from trainwarden.cli.shared.formatting import counted
 from trainwarden.formats.unjudged import PLAIN
+
+if TYPE_CHECKING:
+    from trainwarden.detectors.logs.unknown_ends import UnknownEnd
 
 MOST_REASONS: Final = 3
 AMOUNTS: Final = ("iterations", "metrics_rows", "log_lines", "collectives", "nodes", "entities", "dumps", "events")
@@ -49,11 +52,15 @@ STEPLESS: Final = Blind(
 )
 
 
-def answered(job: Mapping[str, Any], judged_by: list[str], *, stepless: bool = False) -> dict[str, Any]:
+def answered(
+    job: Mapping[str, Any], judged_by: list[str], *, stepless: bool = False, ends: Sequence[UnknownEnd] = ()
+) -> dict[str, Any]:
     """What is added to a job's object: the answer, who judged, and what was not judged.
 
     Parameters
     ----------
+    ends : sequence of UnknownEnd
+        Lines of a failure by which logs end, of which no incident came.
     stepless : bool
         Whether heartbeats of ranks are all that is known of a job's progress: it may hang before its first step.
 
@@ -63,7 +70,8 @@ def answered(job: Mapping[str, Any], judged_by: list[str], *, stepless: bool = F
     >>> answered(job, [])["answer"]
     'not judged'
     """
-    blind = [STEPLESS] if stepless else [] if judged_by else _blind(job)
+    blind = [_unknown(one) for one in ends[:MOST_REASONS]]
+    blind = blind or ([STEPLESS] if stepless else [] if judged_by else _blind(job))
     answer: Answer = INCIDENT if job["incidents"] else NOT_JUDGED if blind else HEALTHY
     return {"answer": answer, "judged_by": judged_by, "not_judged": msgspec.to_builtins(blind)}
 
@@ -121,6 +129,11 @@ def _blind(job: Mapping[str, Any]) -> list[Blind]:
     ordered = sorted(present or reasons.items(), key=lambda pair: (not pair[0].startswith(NORMAL), -pair[1]))
     found = [Blind(reason, _remedy(reason)) for reason, _ in ordered[:MOST_REASONS]]
     return found or [Blind("no detector had anything to judge", "record more (docs/data.md)")]
+
+
+def _unknown(one: UnknownEnd) -> Blind:
+    said = f"{one.file} ends with words of a failure that no rule knows, line {one.number}: {one.line}"
+    return Blind(said, "read what stands there")
 
 
 def _unread(one: Mapping[str, str]) -> Blind:

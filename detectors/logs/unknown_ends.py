@@ -1,0 +1,69 @@
+"""Logs that end with words of a failure of which no incident came: such a job is not called healthy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from trainwarden.detectors.logs.rules import LogRules, shipped_rules
+from trainwarden.recorded.job import LogTable
+
+LAST_LINES: Final = 8  # of a log, without blank ones: what is said later than a failure is clean-up
+MOST_CHARS: Final = 160
+_FAILS: Final = re.compile(
+    r"\b[A-Z][A-Za-z0-9]{0,60}(?:Error|Exception|Failure|Fault)\b(?:: |$| \()"  # the name of an exception
+    r"|(?:^|[\s\[|:])(?:FATAL|CRITICAL|PANIC|Fatal|fatal|panic)(?:[\s\]|:]|$)"
+    r"|\bterminat(?:e called|ing due to|ing with)|\b[Aa]bort(?:ed|ing)\b|: abort\b|\bcore dumped\b|\bSegmentation fault\b"
+    r"|(?:^|[\s\[|])(?:ERROR|error)(?:[\]|]|: )"
+    r"|\b(?:exited|failed|died) (?:with|by|due)\b|Failed with result|\b(?:has|was) (?:crashed|killed)\b"
+)
+_WELL: Final = re.compile(
+    r"(?i)\b(?:complet(?:e|ed)|finished|succe(?:ss|eded|ssfully)|done|saved|train_runtime)\b"
+    r"|\bexit(?:ed)?(?: with)?(?: (?:code|status):?)? 0\b"
+)
+_HARMLESS: Final = re.compile(
+    r"(?i)\bwarn(?:ing)?\b|retry|ignor|wandb|comet|mlflow|telemetry|tensorboard|\b(?:0|no) (?:errors?|failures?)\b"
+    r"|error[_ ]rate|loss|(?:^|[\s\[:])W[0-9]{3,4} [0-9]{2}:"  # the last: glog's and c10's warnings
+)
+# What the machine says of itself, for which there are rules: its other programs fail as well.
+_SYSTEM: Final = re.compile(
+    r"^\[\s{0,8}[0-9]{1,9}\.[0-9]{6}\]|\bkernel: |\b(?:systemd|sshd|dbus-daemon)(?:\[[0-9]{1,8}\])?: "
+)
+
+
+class UnknownEnd(NamedTuple):
+    """A line, by its number from 1, that tells of a failure at the end of a log."""
+
+    file: str
+    number: int
+    line: str
+
+
+def unknown_ends(logs: Iterable[LogTable], rules: LogRules | None = None) -> list[UnknownEnd]:
+    """The last such line of each log that ends so; none where something went well later, or a rule knows it as benign.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> lines = ["step 41 loss 2.1", "FluxError: the flux of plane 3 is gone"]
+    >>> [one.number for one in unknown_ends([LogTable("a.log", np.zeros(2), (None,) * 2, (None,) * 2, lines)])]
+    [2]
+    """
+    rules = rules or shipped_rules()
+    found = []
+    for log in logs:
+        looked = 0
+        for place in range(len(log.lines) - 1, -1, -1):
+            line = log.lines[place].strip()
+            if not line:
+                continue
+            looked += 1
+            if looked > LAST_LINES or _WELL.search(line):
+                break
+            if not _FAILS.search(line) or _HARMLESS.search(line) or _SYSTEM.search(line):
+                continue
+            if (rule := rules.match_text(line)) is None or rule.role not in ("benign", "phase"):
+                found.append(UnknownEnd(log.file, place + 1, line[:MOST_CHARS]))
+                break
+    return found
