@@ -125,7 +125,7 @@ class MemoryLeak(WholeMemory):
         self._floors: dict[str, Floors] = {}
         self._entities: dict[str, dict[int, Entity]] = {}
         self._left: dict[str, float] = {}  # of nodes, and by node and device of GPUs and of ranks' control groups
-        self._full: dict[str, float] = {}  # what was left on nodes when they were first heard of
+        self._first: Floats = np.zeros(0)  # what was left on nodes when they were first heard of, by row
         self._restarts = 0
         self._trains = False
         self._found: list[Leak] = []
@@ -160,14 +160,21 @@ class MemoryLeak(WholeMemory):
         floors = self._floors.setdefault(metric, Floors())
         self._entities.setdefault(metric, {}).update(zip(samples.rows.tolist(), samples.entities, strict=True))
         values = samples.values[:, samples.names.index(metric), -samples.fresh :]
-        if metric == HOST_LEFT:  # what is left falls as what is used grows
-            for entity, row in zip(samples.entities, values, strict=True):
-                if entity.node not in self._full and np.isfinite(row).any():
-                    self._full[str(entity.node)] = float(row[np.isfinite(row)][0])
-            full = np.array([self._full.get(str(entity.node), np.nan) for entity in samples.entities])
-            values = 2.0 * full[:, None] - values
+        if metric == HOST_LEFT:
+            values = self._used_on_nodes(samples.rows, values)
         for sample in range(samples.fresh):
             floors.observe(samples.rows, samples.times_s[:, sample], values[:, sample])
+
+    def _used_on_nodes(self, rows: npt.NDArray[np.int64], left: Floats) -> Floats:
+        """What grows as what is `left` ``[rows, samples]`` falls; it begins with what was left at first."""
+        if (more := int(rows.max(initial=-1)) + 1 - len(self._first)) > 0:
+            self._first = np.pad(self._first, (0, more), constant_values=np.nan)
+        known = np.isfinite(left)
+        there = known.any(axis=1)
+        first = left[np.arange(len(left)), known.argmax(axis=1)]
+        fresh = there & np.isnan(self._first[rows])
+        self._first[rows[fresh]] = first[fresh]
+        return np.asarray(2.0 * self._first[rows][:, None] - left)
 
     def _note_left(self, samples: FamilySamples) -> None:
         """What is left on nodes, on devices and in ranks' control groups, by the newest sample."""

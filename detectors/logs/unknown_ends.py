@@ -14,7 +14,8 @@ MOST_CHARS: Final = 160
 _FAILS: Final = re.compile(
     r"\b[A-Z][A-Za-z0-9]{0,60}(?:Error|Exception|Failure|Fault)\b(?:: |$| \()"  # the name of an exception
     r"|(?:^|[\s\[|:])(?:FATAL|CRITICAL|PANIC|Fatal|fatal|panic)(?:[\s\]|:]|$)"
-    r"|\bterminat(?:e called|ing due to|ing with)|\b[Aa]bort(?:ed|ing)\b|: abort\b|\bcore dumped\b|\bSegmentation fault\b"
+    r"|\bterminat(?:e called|ing due to|ing with)|\b[Aa]bort(?:ed|ing)\b|: abort\b"
+    r"|\bcore dumped\b|\bSegmentation fault\b"
     r"|(?:^|[\s\[|])(?:ERROR|error)(?:[\]|]|: )"
     r"|\b(?:exited|failed|died) (?:with|by|due)\b|Failed with result|\b(?:has|was) (?:crashed|killed)\b"
 )
