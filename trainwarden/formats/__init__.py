@@ -31,6 +31,7 @@ CATALOG: Final[dict[str, str]] = {
     "interface list": "trainwarden.formats.fabric.interfaces:Interfaces",
     "pci list": "trainwarden.formats.host.pci:PciList",
     "sar report": "trainwarden.formats.host.sar:SarReport",
+    "iostat report": "trainwarden.formats.host.iostat:Iostat",
     "drive report": "trainwarden.formats.host.drives:Drives",
     "disk report": "trainwarden.formats.host.disks:Disks",
     "kubernetes objects": "trainwarden.formats.scheduler.pods:Pods",
