@@ -47,6 +47,8 @@ def test_words_of_a_failure_at_the_end_are_found(line: str) -> None:
         ("WARNING FluxError: gone, will retry",),
         ("May  3 10:02:00 g1 kernel: plane0: fatal: gone",),
         ("May  3 10:02:00 g1 systemd[1]: apt-daily.service: Failed with result 'exit-code'.",),
+        ("slurmstepd: error: *** JOB 9 ON g1 CANCELLED AT 2026-05-03T10:02:00 DUE TO TIME LIMIT ***",),
+        ("Fatal Python error: _enter_buffered_busy: could not acquire lock for <stdout> at interpreter shutdown",),
         ("eval error: 0.12, loss 0.3", "0 errors"),
     ],
 )

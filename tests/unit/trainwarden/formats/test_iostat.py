@@ -28,6 +28,7 @@ def iostat(waits_ms: list[float], stamp: str, old: bool = False) -> str:
             else f"sda 1.00 40.00 {wait:.2f} 3.00 120.00 {wait:.2f} 0.10 9.00",
             "sdb 0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00" if old
             else "sdb 0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00",
+            "loop0 0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00" + " 0.00 0.00 0.00" * old,
             "",
         ]  # fmt: skip
     return "\n".join(lines)
@@ -59,11 +60,15 @@ def test_a_slow_disk_is_named_and_its_times_are_read(stamp: str, old: bool, tmp_
     first_s = (START + timedelta(seconds=10)).timestamp()
     assert (table.times_s.min(), table.times_s.max()) == (first_s, first_s + 590.0)
     assert float(np.nanmax(table.values)) < 1.0  # neither the report since the boot nor milliseconds
+    assert set(table.devices) == {"host", "sda", "sdb"}
     assert kinds(iostat([2.0] * 60, stamp, old), tmp_path) == []
 
 
 def test_a_host_that_waits_for_disks_for_minutes_is_named(tmp_path: Path) -> None:
     assert [kind for kind, _, _ in kinds(vmstat([1] * 60 + [70] * 90), tmp_path)] == ["storage"]
+    table = read_job(tmp_path / "report.txt").metrics
+    assert table is not None
+    assert table.times_s.min() == (START + timedelta(seconds=5)).timestamp()  # the first line is of all time
     assert kinds(vmstat([1] * 60 + [70] * 40 + [1] * 60), tmp_path) == []  # a checkpoint
     assert kinds(vmstat([1] * 150), tmp_path) == []
 

@@ -91,3 +91,10 @@ def test_nobody_is_named_where_nobody_is_waited_for(
 def test_real_dumps_are_read() -> None:
     """By py-spy and gdb of four real ranks, of which rank 2 slept while the others waited."""
     assert [rank for rank, _ in told(SAMPLES / "all_ranks.txt")] == [2]
+
+
+def test_what_a_crash_prints_is_a_log(tmp_path: Path) -> None:
+    file = tmp_path / "rank_0.txt"
+    file.write_text("Fatal Python error: Segmentation fault\n\n" + faulty(1, LOADS))
+    assert [one.format for one in read_job(file).files] != ["process stacks"]
+    assert any("Segmentation fault" in line for log in read_job(file).logs for line in log.lines)

@@ -235,3 +235,7 @@ def test_who_ended_a_job_that_did_not_fail_is_said(tmp_path: Path, capsys: pytes
     log.write_text("\n".join([*steps, end, ""]))
     assert detect(log) == 0
     assert "  its time limit stopped the job at 2026-05-03 10:0" in capsys.readouterr().out
+    killed = "2026-05-03 10:01:59 [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    log.write_text("\n".join([*steps, killed, end, ""]))
+    assert detect(log) == 1
+    assert "stopped the job" not in capsys.readouterr().out
