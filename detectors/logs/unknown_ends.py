@@ -64,7 +64,7 @@ def unknown_ends(logs: Iterable[LogTable], rules: LogRules | None = None) -> lis
                 break
             if not _FAILS.search(line) or _HARMLESS.search(line) or _SYSTEM.search(line):
                 continue
-            if (rule := rules.match_text(line)) is None or rule.role not in ("benign", "phase"):
+            if (rule := rules.match(line)) is None or rule.role not in ("benign", "phase"):
                 found.append(UnknownEnd(log.file, place + 1, line[:MOST_CHARS]))
                 break
     return found
