@@ -1,4 +1,4 @@
-"""Format: `kubectl get pods` as a table, and `kubectl get pods` or `nodes` with ``-o json``.
+"""Format: `kubectl get pods` as a table, and `kubectl get pods`, `nodes` or `events` with ``-o json``.
 
 A table is read where every pod runs, has ended well or was killed for its memory; others ask for events and logs.
 """
@@ -25,7 +25,8 @@ _ROW: Final = re.compile(
 )
 _ENDED: Final = ("Completed", "Succeeded")
 _OOM: Final = "OOMKilled"
-_JSON: Final = re.compile(r'"kind"\s{0,4}:\s{0,4}"(?:List|Pod|PodList|Node|NodeList)"')
+_JSON: Final = re.compile(r'"kind"\s{0,4}:\s{0,4}"(?:List|Pod|PodList|Node|NodeList|Event|EventList)"')
+_KEYS: Final = ('"containerStatuses"', '"conditions"', '"involvedObject"', '"regarding"')
 _OLD_S: Final = 86_400.0  # an end this long before the newest time of the answer is history
 
 
@@ -44,7 +45,7 @@ class Pods:
         """By the header of the table with rows that can be judged; by the kind and status of objects."""
         del name
         if head.lstrip()[:1] == "{":
-            own = '"apiVersion"' in head and ('"containerStatuses"' in head or '"conditions"' in head)
+            own = '"apiVersion"' in head and any(key in head for key in _KEYS)
             return SURE if own and _JSON.search(head) is not None else NEVER
         lines = [line for line in head.split("\n")[:-1] if line.strip()]
         if not lines or _HEADER.match(lines[0]) is None:
@@ -98,6 +99,8 @@ def _of_json(text: str, name: str, now_s: float, failed: list[str]) -> Iterator[
         word = str(meta.get("name", "?"))[:253]
         if one.get("kind") == "Node" or "nodeInfo" in status:
             yield _of_node(word, status, newest_s)
+        elif one.get("kind") == "Event" or "involvedObject" in one or "regarding" in one:
+            yield _of_event(one, now_s)
         elif one.get("kind", "Pod") == "Pod":
             node = _mapping(one.get("spec")).get("nodeName")
             yield from _of_pod(word, str(node) if node else None, status, newest_s, failed)
@@ -111,6 +114,20 @@ def _of_node(name: str, status: Mapping[str, Any], now_s: float) -> _Said:
     version = str(_mapping(status.get("nodeInfo")).get("kubeletVersion", "v1.")).split()[0]
     changed_s = time_s_of(str(ready.get("lastTransitionTime", "")))
     return _Said(changed_s if changed_s > 1e8 else now_s, name, f"{name}   NotReady   <none>   1d   {version}")
+
+
+def _of_event(one: Mapping[str, Any], now_s: float) -> _Said:
+    """An event as `kubectl get events` writes it; the node is the one it is about, or whose kubelet says it."""
+    about = _mapping(one.get("involvedObject")) or _mapping(one.get("regarding"))
+    source = _mapping(one.get("source")) or _mapping(one.get("deprecatedSource"))
+    kind, name = str(about.get("kind", "?"))[:60], str(about.get("name", "?"))[:253]
+    node = name if kind == "Node" else source.get("host")
+    keys = ("lastTimestamp", "eventTime", "deprecatedLastTimestamp", "firstTimestamp")
+    stamps = (time_s_of(str(one[key])) for key in keys if one.get(key))
+    time_s = next((stamp for stamp in stamps if np.isfinite(stamp) and stamp > 1e8), now_s)
+    message = " ".join(str(one.get("message") or one.get("note") or "").split())[:500]
+    line = f"{one.get('type', 'Normal')}   {one.get('reason', '')}   {kind.lower()}/{name}   {message}"
+    return _Said(time_s, str(node) if node else None, line)
 
 
 def _of_pod(name: str, node: str | None, status: Mapping[str, Any], now_s: float, failed: list[str]) -> Iterator[_Said]:
