@@ -164,7 +164,7 @@ PREFIXES: Final = (
     LinePrefix(r" {0,6}(?P<rank>[0-9]{1,6}):(?: |$)", " 2: KeyError: 'x'", "srun --label", labelled=True),
     LinePrefix(r"\[(?P<rank>[0-9]{1,6})\] ", "[2] KeyError: 'x'", "Hydra -prepend-rank", labelled=True),
     LinePrefix(
-        r"(?P<node>[A-Za-z][A-Za-z0-9.-]{0,50}[0-9](?:\.[A-Za-z0-9.-]{1,60})?): ",
+        r"(?P<node>[A-Za-z][A-Za-z0-9.-]{0,50}[0-9](?:\.[A-Za-z0-9.-]{1,60})?|[0-9]{1,3}(?:\.[0-9]{1,3}){3}): ",
         "gpu-07: step 1",
         "pdsh, clush",
         labelled=True,

@@ -40,6 +40,8 @@ from trainwarden.records import EventRecord
 UNKNOWN: Final = "no format is known of it"
 # Texts that tell of failures without being a record of one.
 _WRITINGS: Final = (".md", ".rst", ".py", ".sh", ".toml", ".cfg", ".ini", ".html", ".htm", ".ipynb", ".xml")
+# What else a file is read as where the first reader refuses it: programs write past their logger into its JSON lines.
+_READ_AS: Final = {"recorded table": "table", "json records": "log records"}
 _STEMS: Final = ("metrics", "iterations")
 _UNFORESEEN: Final = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
@@ -197,11 +199,12 @@ def _read_file(gathered: _Gathered, path: Path, name: str, said: Mapping[str, st
     try:
         found = _made_of(kind, source, said)
     except DataError as error:
-        lenient = None if isinstance(error, Misfit) or kind != "recorded table" else _leniently(path, name, said)
-        if lenient is None:
+        other = None if isinstance(error, Misfit) else _READ_AS.get(kind)
+        lenient = None if other is None else _leniently(other, path, name, said)
+        if other is None or lenient is None:
             gathered.fail(name, kind, error)
             return
-        found, kind = lenient, "table"
+        found, kind = lenient, other
     if source.cut:
         found.notes.append("the packed file is cut short: what stands before the cut is read")
     gathered.add(name, kind, found)
@@ -237,13 +240,13 @@ def _made_of(kind: str, source: Source, said: Mapping[str, str]) -> Found:
         raise DataError(f"{source.name}: it cannot be read as {kind} ({what})") from error
 
 
-def _leniently(path: Path, name: str, said: Mapping[str, str]) -> Found | None:
-    """What the lenient reader makes of a table that the strict one refuses; None where it refuses it too."""
+def _leniently(kind: str, path: Path, name: str, said: Mapping[str, str]) -> Found | None:
+    """What the reader of `kind` makes of a file that another one refuses; None where it refuses it too."""
     try:
-        found = _made_of("table", Source(path, name), said)
+        found = _made_of(kind, Source(path, name), said)
     except DataError:
         return None
-    return found if found.metrics or found.iterations else None
+    return found if found.metrics or found.iterations or found.logs else None
 
 
 def _why(path: Path, name: str) -> str:

@@ -16,7 +16,8 @@ from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import Times
 from trainwarden.recorded.logs import LogRow, read_rows
 
-_LINE: Final = ("log", "message", "@message", "msg", "line", "textpayload", "jsonpayload.message", "content", "body")
+_LINE: Final = ("log", "message", "@message", "msg", "line", "textpayload", "jsonpayload.message", "content", "body",
+         "event")  # fmt: skip
 _TIME: Final = (
     "time",
     "timestamp",
@@ -40,7 +41,7 @@ _NODE: Final = (
 )  # fmt: skip
 _RANK: Final = ("rank", "global_rank", "process_rank", "labels.rank", "extra.rank", "jsonpayload.rank")
 # Where loggers put a traceback.
-_RAISED: Final = ("exc_info", "exception", "exc_text", "traceback", "stack_trace", "stack", "error.stack_trace",
+_RAISED: Final = ("exc_info", "exception", "exc_text", "exc", "traceback", "stack_trace", "stack", "error.stack_trace",
                   "error.stack")  # fmt: skip
 _LISTS: Final = ("events", "logs", "entries", "results", "data", "hits", "rows")
 _KEY: Final = re.compile(r'"(?:log|message|@message|msg|line|textPayload|MESSAGE|body|content)"\s{0,3}:\s{0,3}"[^"]')

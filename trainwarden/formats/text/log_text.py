@@ -107,6 +107,12 @@ def with_logs(job: RecordedJob, folder: Path, documented: Sequence[str], others:
     return replace(job, logs=_joined(read, reference_s, tables))
 
 
+# Names that clusters give to their nodes; those of AWS are made of addresses.
+_CALLED: Final = re.compile(
+    r"(?<![A-Za-z0-9])((?:node|host|dgx|compute|trn)[-_]?[0-9]{1,5}|ip(?:-[0-9]{1,3}){4})(?![A-Za-z0-9])"
+)
+
+
 def _of_folder(log: ReadLog) -> ReadLog:
     node = log.table.file.rpartition("/")[0].rpartition("/")[2]
     if not node or any(log.table.nodes):
@@ -115,8 +121,13 @@ def _of_folder(log: ReadLog) -> ReadLog:
 
 
 def _of_names(read: Sequence[ReadLog]) -> list[ReadLog]:
-    """Logs that name no node are of the one that others name and that stands in their own name: dmesg-node7.txt."""
-    known = sorted({node for node in _nodes(read) if node and node[-1].isdigit()}, key=len, reverse=True)
+    """Logs that name no node are of the one that others name and that stands in their own name: dmesg-node7.txt.
+
+    Where files of several nodes are called after them, the names need not stand elsewhere: node0.log, node1.log.
+    """
+    named = {node for node in _nodes(read) if node and node[-1].isdigit()}
+    called = {found[1] for log in read if (found := _CALLED.search(log.table.file.rpartition("/")[2])) is not None}
+    known = sorted(named | (called if len(called) > 1 else set()), key=len, reverse=True)
     return [log if any(log.table.nodes) else _of_name(log, known) for log in read]
 
 

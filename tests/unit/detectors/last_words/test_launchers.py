@@ -224,3 +224,23 @@ def test_a_traceback_within_one_line_is_the_cause_where_nothing_goes_on(
     who = "" if rank is None else f"[rank{rank}]: "
     more = [who + step.replace("10:00:0", "10:01:0") for step in steps]
     assert judged(tmp_path, {"logs.txt": [*steps, *line.split("\n"), *more]}) == []
+
+
+def test_a_warning_that_the_driver_is_too_old_names_the_host_of_its_address(tmp_path: Path) -> None:
+    said = "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11000)."
+    ill = [f"10.0.7.22: {line}" for line in (said, *raised(3, "ValueError: no bf16 here", prefix=""))]
+    end = "10.0.7.22: [2026-11-04 08:05:06,004] [ERROR] [launch.py:321] ['python'] exits with return code = 1"
+    well = [
+        f"10.0.7.{host}: [2026-11-04 08:05:0{host % 10},118] [INFO] cdb=None" for host in (21, 23) for _ in range(6)
+    ]
+    (incident,) = judged(tmp_path, {"a.log": well[:6], "b.log": [*ill, end], "c.log": well[6:]})
+    assert (incident.kind, incident.suspects[0].node) == ("user_error", "10.0.7.22")
+
+
+@pytest.mark.parametrize(("unit", "kinds"), [("trainer", ["crash"]), ("apt-daily", [])])
+def test_a_unit_that_trains_and_fails_is_a_crash_and_another_unit_is_none(
+    unit: str, kinds: list[str], tmp_path: Path
+) -> None:
+    steps = [f"Nov  4 08:0{n // 60}:{n % 60:02d} g1 trainer[31]: I step {n} loss=2.2 dt=1.0s" for n in range(120)]
+    end = f"Nov  4 08:02:01 g1 systemd[1]: {unit}.service: Main process exited, code=exited, status=1/FAILURE"
+    assert [one.kind for one in judged(tmp_path, {"journal.txt": [*steps, end]})] == kinds

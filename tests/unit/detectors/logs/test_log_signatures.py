@@ -29,6 +29,17 @@ PREFIXES = [
 
 # class, role, kind, line
 SIGNATURES = [
+    ("A", "root", "user_error", "The NVIDIA driver on your system is too old (found version 11000)."),
+    ("A", "root", "user_error", "RuntimeError: CUDA error: forward compatibility was attempted on non supported HW"),
+    ("N", "benign", None, "efa 0000:a0:1a.0 rdmap160s26: Failed to process command DEREG_MR (opcode 8) comp_status 7"),
+    ("N", "benign", None, "efa 0000:a0:1a.0 rdmap160s26: Failed to process command DESTROY_QP (opcode 4) comp_status 7"),
+    ("N", "root", "nic_error", "efa 0000:a0:1a.0 rdmap160s26: Failed to process command CREATE_QP (opcode 1) err -22"),
+    ("A", "root", "cuda_out_of_memory", "[METAL] Command buffer execution failed: Insufficient Memory (00000008)"),
+    ("A", "root", "cuda_out_of_memory", "RuntimeError: MPS backend out of memory (MPS allocated: 17.8 GB)"),
+    ("A", "root", "exception", "Warning: NPU warning, error code is 507015[Error]:"),
+    ("A", "root", "exception", "Kernel task happen error, retCode=0x26, [aicore exception].[FUNC:PreCheckTaskErr]"),
+    ("A", "root", "exception", "there is an aivec error exception, core id is 4, error code = 0x800000"),
+    ("H", "root", "gpu_memory_error", "TDRV:exec_consume_infer  Uncorrectable memory error is detected on Neuron device: 5:1 metadata: 0x2."),
     # kernel: GPUs
     ("H", "root", "gpu_lost", "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),
     ("H", "root", "gpu_lost", "NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=python, Timeout after 6s of waiting for RPC response from GPU4 GSP!"),

@@ -12,6 +12,7 @@ from trainwarden.formats.exporters.annotated import AnnotatedCsv
 from trainwarden.formats.exporters.exposition import Exposition
 from trainwarden.formats.exporters.sample_lines import SampleLines
 from trainwarden.formats.protocol import Format
+from trainwarden.formats.reading import read_job
 from trainwarden.formats.source import Source
 from trainwarden.formats.survey import made
 from trainwarden.recorded.job import MetricTable
@@ -127,3 +128,25 @@ def test_annotated_csv_reads_a_field_by_its_measurement(tmp_path: Path):
     table = metrics(tmp_path, ",result,table,_time,_value,_field,_measurement,cpu,host\n" + rows, AnnotatedCsv())
     assert table.names == ("host_cpu_steal_ratio",)
     assert value(table, "host_cpu_steal_ratio", "a1") == [0.315]
+
+
+def test_files_called_after_their_nodes_are_of_these_where_there_are_several(tmp_path: Path) -> None:
+    for name in ("node0.log", "node1.log", "train-ip-10-0-0-7.out"):
+        (tmp_path / name).write_text("2026-11-04 08:05:06 step 1 loss 2.1\n")
+    assert {log.file: log.nodes[0] for log in read_job(tmp_path).logs} == {
+        "node0.log": "node0", "node1.log": "node1", "train-ip-10-0-0-7.out": "ip-10-0-0-7",
+    }  # fmt: skip
+
+
+def test_lines_that_a_program_writes_past_its_json_logger_are_read_with_its_records(tmp_path: Path) -> None:
+    records = [
+        f'{{"ts":"2026-11-04T08:05:{n:02d}Z","event":"train_step","step":{n},"loss":2.1,"step_time_s":1.0}}'
+        for n in range(30)
+    ]
+    past = ["trn-a:984:1357 [4] NCCL INFO transport/net.cc:1302 -> 6"] * 12
+    file = tmp_path / "train.jsonl.log"
+    file.write_text("\n".join([*records, *past, ""]))
+    job = read_job(file)
+    assert [one.format for one in job.files] == ["log records"]
+    assert sum("NCCL INFO" in line for log in job.logs for line in log.lines) == 12
+    assert job.iterations is not None
