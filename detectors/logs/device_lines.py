@@ -51,6 +51,9 @@ _NODES: Final = (
     re.compile(r"^([a-z0-9][a-z0-9.-]{0,252}) {1,40}NotReady "),
     re.compile(r"\bNEURON_HW_ERR=.{0,200}? hostname=([A-Za-z0-9][A-Za-z0-9_.-]{0,62})"),
     re.compile(r"\bNode ([a-z0-9][a-z0-9.-]{0,252}) status is now: NodeNotReady\b"),  # of Kubernetes' node controller
+    # slurmctld's own log (node_mgr.c, job_mgr.c); what slurmstepd calls ON is the first node of the step.
+    re.compile(r"\berror: Nodes? ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}) (?:not responding|taken out by Slurm)\b"),
+    re.compile(r"\b(?:failed|failure of|missing from batch) node ([A-Za-z0-9][A-Za-z0-9_.-]{0,62})(?= |$)"),
     re.compile(r"slurmctld: .{0,120}?\b[Nn]ode[ =]([A-Za-z0-9][A-Za-z0-9_.-]{0,62})(?: state |: | unexpectedly )"),
     re.compile(r"\b[Nn]ode with (?:node|client) (?:id|ID):? \S{1,80} and (?:ip|address): ([0-9A-Fa-f.:]{2,45})"),
     re.compile(r"\bdead or unavailable\. Node IP: ([0-9A-Fa-f.:]{1,44}[0-9A-Fa-f])"),
@@ -199,6 +202,17 @@ def xid_of(line: str) -> Xid | None:
     match = _XID.search(line)
     previous = _PREVIOUS.search(match[2]) if match else None
     return _xids().get(int((previous or match)[1])) if match else None
+
+
+def of_previous(line: str) -> bool:
+    """Whether the line is a channel's end for which another Xid is to blame: it accuses neither its GPU nor its rank.
+
+    Examples
+    --------
+    >>> of_previous("NVRM: Xid (PCI:0000:ed:00): 45, pid=70, name=python3, Ch 0c caused by previous Xid 145")
+    True
+    """
+    return _PREVIOUS.search(line) is not None and "Xid" in line
 
 
 def of_program(line: str) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.detectors.job.window import Window
-from trainwarden.detectors.logs.device_lines import node_said
+from trainwarden.detectors.logs.device_lines import node_said, of_previous
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 EVENT_KIND: Final = "last_words"  # of an event: how a recorded job ended, by all its logs
@@ -194,6 +194,9 @@ def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
     ranked = {finding.node for finding in findings if finding.rank is not None}
     # A node's line that names no process says less than one of the same node that does.
     named = [one for one in findings if one.rank is not None or (one.node and one.node not in ranked)] or findings
+    # What was closed because of a device says less than the lines about the device.
+    of_devices = {finding.node for finding in named if finding.device is not None}
+    named = [one for one in named if one.node not in of_devices or not of_previous(one.line)]
     # Whoever a scheduler names goes before the node whose output its words stand in.
     named = sorted(named, key=lambda one: node_said(one.line) is None)
     suspects = tuple(

@@ -17,7 +17,7 @@ from trainwarden.detectors.job.common_mode import quiet_median
 from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.window import LogLine, Window, job_duration_s
 from trainwarden.detectors.logs.complaints import Complaints
-from trainwarden.detectors.logs.device_lines import Tasks, as_said, device_of, node_said, of_program
+from trainwarden.detectors.logs.device_lines import Tasks, as_said, device_of, node_said, of_previous, of_program
 from trainwarden.detectors.logs.findings import EVENT_KIND, Consequences, Finding, finding_vote, moved_on, told_finding
 from trainwarden.detectors.logs.rules import LogRule, LogRules, shipped_rules
 from trainwarden.detectors.logs.storms import LogStorms, Source, StormConfig
@@ -31,6 +31,8 @@ MAX_LINE_NUMBERS: Final = 100
 _TYPICAL_STEPS: Final = 20
 _ANY_ERROR: Final = "generic.error"
 _BUS: Final = "kernel.pcie_aer"
+_HANGS_OF_CARDS: Final = "amdgpu.reset"
+_KILLED: Final = "Killed process"
 _FORERUN_S: Final = 5.0  # so long a bus or card that complains may be the first sign of a device or port that is lost
 ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
 # Each rank says it once as it gives up, in ten lines and more.
@@ -195,6 +197,8 @@ class LogWindow(WholeMemory):
         node, rank = self._whose(rule, line)
         key = f"{node}/{line.source}"
         device = device_of(line.line) if class_ in {"H", "N"} or rule.id == "kernel.storage" else None
+        if rule.id == "nvidia.xid" and of_previous(line.line):
+            device = rank = None
         if role == "root" and ((class_ == "A" and self._just_ended(line)) or self._of_own_port(rule, line)):
             role = "cascade"
         finding = Finding(
@@ -208,7 +212,7 @@ class LogWindow(WholeMemory):
         # Each device has findings of its own, and what is grave is no copy of what is not.
         of_kind = f"{rule.id}/{key}/{device}/{role}/{kind}" if device else f"{rule.id}/{key}"
         lost = (one for one in self._recent.values() if finding.rule == _BUS and _lost_beside(one, finding))
-        known = next(lost, None) or self._recent.get(of_kind) or self._of_same_device(finding)
+        known = next(lost, None) or self._recent.get(of_kind) or self._of_same_device(finding) or self._of_card(finding)
         if known is not None and line.time_s - known.last_s <= self._config.same_finding_s:
             known.count += line.count
             known.last_s, known.read_s = max(known.last_s, line.time_s), self._now_s
@@ -216,6 +220,8 @@ class LogWindow(WholeMemory):
                 known.dropped, known.since_s, known.since_read_s = False, line.time_s, self._now_s
             if len(known.line_numbers) < MAX_LINE_NUMBERS:
                 known.line_numbers.append(line.end)
+            if _names_killed(finding, known):
+                known.line, known.rank = finding.line, finding.rank
             return
         self._take_over(finding)
         self._recent[of_kind] = finding
@@ -249,6 +255,17 @@ class LogWindow(WholeMemory):
             if one.device == finding.device and one.node == finding.node and one.role == "root" and one.class_ == "H"
         )
         return next((one for one in same if one.severity <= finding.severity), None)
+
+    def _of_card(self, finding: Finding) -> Finding | None:
+        """The fault of the only AMD device that complains, where its runtime says of no device that it hangs."""
+        if finding.rule != _HANGS_OF_CARDS or finding.device is not None:
+            return None
+        cards = [
+            one for one in self._recent.values()
+            if one.rule.startswith("amdgpu.") and one.device is not None and one.class_ == "H" and one.role == "root"
+            and (not one.node or not finding.node or one.node == finding.node)
+        ]  # fmt: skip
+        return cards[0] if len({(one.node, one.device) for one in cards}) == 1 else None
 
     def _take_over(self, finding: Finding) -> None:
         """A lost GPU is why its bus complained, and a lost port why its card did, if that is not reported yet."""
@@ -331,6 +348,12 @@ class LogWindow(WholeMemory):
 def _lost_beside(gpu: Finding, bus: Finding) -> bool:
     """Whether `gpu` tells of a device that is lost on the node of whose bus `bus` tells."""
     return gpu.kind == "gpu_lost" and gpu.class_ == "H" and gpu.role == "root" and gpu.node == bus.node
+
+
+def _names_killed(finding: Finding, known: Finding) -> bool:
+    """Whether `finding` says which process has been killed for its memory, of which `known` does not."""
+    words = finding.rule == "kernel.oom" == known.rule and _KILLED in finding.line and _KILLED not in known.line
+    return words and known.rank in {None, finding.rank}
 
 
 def _port_of(port: Finding, card: Finding) -> bool:

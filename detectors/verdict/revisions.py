@@ -153,7 +153,8 @@ def _is_end_of(candidate: Candidate, record: IncidentRecord) -> bool:
 
 def _with(record: IncidentRecord, candidate: Candidate) -> IncidentRecord:
     onset_s, onset_step = record.onset_s, record.onset_step
-    if onset_s is None or (newly_named(candidate, record) and candidate.onset_s is not None):
+    named = newly_named(candidate, record) or _device_named(candidate, record)
+    if onset_s is None or (named and candidate.onset_s is not None):
         onset_s, onset_step = candidate.onset_s, candidate.onset_step
     suspects = candidate.suspects or record.suspects
     return msgspec.structs.replace(
@@ -241,6 +242,15 @@ def newly_named(candidate: Candidate, record: IncidentRecord) -> bool:
     """True if `candidate` names a slow rank of which `record`, an incident of slowness, says nothing."""
     slow = candidate.family == "slow" == family_of(record.kind) and candidate.kind == "slow_compute"
     return slow and any_rank(candidate.suspects) and not overlap(candidate.suspects, record.suspects, ("rank",))
+
+
+def _device_named(candidate: Candidate, record: IncidentRecord) -> bool:
+    """True if `candidate` tells which device has a fault: its driver knows better than programs when it was."""
+    if candidate.onset_s is None or record.onset_s is None or abs(candidate.onset_s - record.onset_s) > SAME_CAUSE_S:
+        return False
+    told = candidate.kind == record.kind and record.kind in DEVICE_KINDS
+    named, known = (any(one.device is not None for one in of.suspects) for of in (candidate, record))
+    return told and named and not known
 
 
 def any_rank(suspects: tuple[Suspect, ...]) -> bool:

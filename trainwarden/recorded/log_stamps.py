@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,22 +14,44 @@ import numpy.typing as npt
 
 from trainwarden.log_shapes import by_shape, unmasked
 from trainwarden.recorded.job import Floats
+from trainwarden.recorded.month_names import month_of
 
 Flags = npt.NDArray[np.bool_]
 
 # Every pattern is tried at one place only, repeats single classes and has no repeat inside a repeat: linear time. None
 # names a digit, so that the shape of a line tells which of them fit.
 _CLOCK = r"([0-9]{2}):([0-9]{2}):([0-9]{2}(?:[.,][0-9]{1,9})?)"
+_HALF = r"(?: ?([AaPp])\.?[Mm]\b\.?)?"  # of a day, behind a clock of twelve hours
 _ISO = re.compile(
     r"([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2}(?:[.,][0-9]{1,9})?))?"
-    r"(?: ?(Z|UTC|GMT|[+-][0-9]{2}:?[0-9]{2})\b)?"
+    + _HALF
+    + r"(?: ?(Z|UTC|GMT|[+-][0-9]{2}:?[0-9]{2})\b)?"
 )
+_ZONE_GROUP = 8
 _UNIX = re.compile(r"([0-9]{10}(?:\.[0-9]{1,9})?)(?![0-9A-Za-z_./:-])")
 _SYSLOG = re.compile(
     r"(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) {1,2}([0-9]{1,2}) (?:([0-9]{4}) )?"
     + _CLOCK
     + r"(?:(?: [A-Z]{3,4})? ([0-9]{4})\b)?"
 )
+# The same as systems of other languages write it, the month before the day or behind it.
+_WORD = r"[^\W\d_]{1,12}"
+_MONTH = r"([^\W\d_]{3,12}|[0-9]{1,2}[月월])\.?"
+_END = r"(?:(?: [A-Z]{3,4})? ([0-9]{4})\b)?"
+_LOCAL = re.compile(
+    rf"(?:{_WORD}[.,]{{0,2}} {{1,2}})?{_MONTH} {{1,2}}([0-9]{{1,2}})[.日일]? (?:([0-9]{{4}}),? )?{_CLOCK}{_END}"
+)
+_DAY_FIRST = re.compile(
+    rf"(?:{_WORD}[.,]{{0,2}} {{1,2}})?([0-9]{{1,2}})\.? {_MONTH} (?:([0-9]{{4}}),? )?{_CLOCK}{_END}"
+)
+# Python's loggers with %m/%d/%Y, as transformers' examples set them, rich with %x, browsers; 18.05.2026 in Europe.
+_US = re.compile(
+    r"([0-9]{1,2})([/.-])([0-9]{1,2})[/.-]([0-9]{4}|[0-9]{2}),? {1,2}"
+    r"([0-9]{1,2}):([0-9]{2}):([0-9]{2}(?:[.,][0-9]{1,9})?)" + _HALF
+)
+_NO_YEAR = re.compile(r"([0-9]{2})[-/]([0-9]{2}) {1,2}" + _CLOCK + r"\b(?!:)")  # vLLM, mmengine, detectron2
+# A time of day alone is one only where it says which half: 04:05:51 may be how long something took.
+_TIME_OF_DAY = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2}(?:[.,][0-9]{1,9})?) ?([AaPp])\.?[Mm]\b\.?")
 # torchrun pads the month (E0603), c10's own logger does not (E603, ProcessGroupNCCL and TCPStore): month * 100 + day.
 _GLOG = re.compile(r"[IWEFC]([0-9]{1,2})([0-9]{2}) " + _CLOCK)
 _KERNEL = re.compile(r"\[ {0,8}([0-9]{1,9}\.[0-9]{6})\] ?")
@@ -43,10 +64,12 @@ _CANN = re.compile(
     + r"(?:\.[0-9]{3})?"
 )
 _MLLOG = re.compile(r':::MLLOG \{"namespace": "[^"]{0,64}", "time_ms": ([0-9]{12,13}),')
-# What may stand before a stamp: a bracket, the level and facility that dmesg -x, glog, NeMo and transformers write.
-_BEFORE = re.compile(r"\s{0,8}(?:kern|user|daemon|syslog|auth) {0,3}:[a-z]{1,6} {0,3}: |\s{0,8}[\[(]?")
+# What may stand before a stamp: a bracket, the key of logfmt (Go's loggers), the level and facility that dmesg -x,
+# glog, NeMo and transformers write.
+_BEFORE = re.compile(
+    r"\s{0,8}(?:kern|user|daemon|syslog|auth) {0,3}:[a-z]{1,6} {0,3}: |\s{0,8}(?:(?:time|timestamp|ts|t)=\"?|[\[(]?)"
+)
 _LEVEL = re.compile(r"(?:NeMo )?[A-Za-z]{1,8}(?:\|[^\]\s|]{1,80})?[\]:]{0,2} {1,3}\[?")
-_MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if name}
 # Without any hint of the year; a leap year, so that every date exists in it.
 _UNKNOWN_YEAR = 1972
 _QUARTER_S = 900.0
@@ -55,7 +78,8 @@ _SAME_S = 60.0
 _STRAY_S = 3600.0
 _STRAY_LINES = 8
 _FEWEST_LATER = 3
-_YEAR_S = 365.2425 * 86_400.0
+_DAY_S = 86_400.0
+_YEAR_S = 365.2425 * _DAY_S
 # No stamp without a path before it ends farther on: 29 characters before it, two levels of 19, 45 of its own.
 _HEAD_CHARS = 120
 _MOST_HEAD_CHARS = 200
@@ -112,19 +136,21 @@ def _zone_s(zone: str) -> float:
     return -seconds if zone[0] == "-" else seconds
 
 
-def _clock_s(hours: str, minutes: str, seconds: str) -> float:
-    """Seconds since midnight; a leap second (60) is allowed."""
-    second = float(seconds.replace(",", "."))
-    if int(hours) > 23 or int(minutes) > 59 or second >= 61.0:
+def _clock_s(hours: str, minutes: str, seconds: str, half: str | None = None) -> float:
+    """Seconds since midnight; a leap second (60) is allowed. With `half` (a or p) twelve hours are a half day."""
+    second, hour = float(seconds.replace(",", ".")), int(hours)
+    if hour > 23 or int(minutes) > 59 or second >= 61.0:
         return math.nan
-    return int(hours) * 3600 + int(minutes) * 60 + second
+    if half is not None and 1 <= hour <= 12:
+        hour = hour % 12 + 12 * (half in "Pp")
+    return hour * 3600 + int(minutes) * 60 + second
 
 
 class Stamps:
     """Reads the leading stamps of one file, line by line.
 
-    Recognised are Unix seconds, ISO 8601 (also with ``/`` and ``,``), syslog, ctime and fabric-manager dates, glog
-    (``E0102 03:04:05``, also without the month's zero), MLPerf, and the kernel's seconds since boot. A zone that is not written is taken for UTC.
+    Recognised are Unix seconds, ISO 8601 (also with ``/`` and ``,``), syslog, ctime and fabric-manager dates also in
+    other languages, ``05/18/26 04:05:51 PM``, ``05-18 16:05:51``, ``04:05:51 PM`` of the stamp before's day, glog (``E0102 03:04:05``, also without the month's zero), MLPerf, and the kernel's seconds since boot. A zone that is not written is taken for UTC.
     A year that is not written is the one that brings the stamp nearest to the stamp before it (so time rises over New
     Year), for the first one nearest to `reference_s`.
 
@@ -152,6 +178,7 @@ class Stamps:
         self._near_s = reference_s
         self._dates: dict[str, float] = {}  # times of the newest stamps with a year
         self.guessed = False  # a stamp without a year was read before anything said which year it is
+        self.day_guessed = False  # nor anything which day
         self.dated_s: float | None = None  # the first stamp with a year
         self.leap_s: float | None = None  # a 29th of February: it says which years are meant
 
@@ -174,9 +201,10 @@ class Stamps:
         return _NO_STAMP
 
     def _iso(self, groups: _Groups) -> float:
-        year, month, day, hours, minutes, seconds, zone = groups
+        year, month, day, hours, minutes, seconds, half, zone = groups
         midnight_s = _midnight_s(int(year), int(month), int(day))
-        return self._dated(midnight_s + _clock_s(hours, minutes, seconds or "0") - (_zone_s(zone) if zone else 0.0))
+        of_day_s = _clock_s(hours, minutes, seconds or "0", half)
+        return self._dated(midnight_s + of_day_s - (_zone_s(zone) if zone else 0.0))
 
     def _dated(self, time_s: float) -> float:
         if self.dated_s is None and not math.isnan(time_s):
@@ -185,18 +213,47 @@ class Stamps:
 
     def _named_month(self, groups: _Groups) -> float:
         year, name, day, hours, minutes, seconds = groups
-        month = _MONTHS.get(name) or (int(name) if name.isdecimal() else 0)
+        month = month_of(name) or (int(name) if name.isdecimal() else 0)
         return self._dated(_midnight_s(int(year), month, int(day)) + _clock_s(hours, minutes, seconds))
 
     def _syslog(self, groups: _Groups) -> float:
         name, day, year_before, hours, minutes, seconds, year_after = groups
         year = year_before or year_after
         of_day_s = _clock_s(hours, minutes, seconds)
-        if name not in _MONTHS:
+        month = month_of(name)
+        if not month:
             return math.nan
         if year:
-            return self._dated(_midnight_s(int(year), _MONTHS[name], int(day)) + of_day_s)
-        return self._without_year(_MONTHS[name], int(day), of_day_s)
+            return self._dated(_midnight_s(int(year), month, int(day)) + of_day_s)
+        return self._without_year(month, int(day), of_day_s)
+
+    def _day_first(self, groups: _Groups) -> float:
+        day, name, *others = groups
+        return self._syslog((name, day, *others))
+
+    def _us(self, groups: _Groups) -> float:
+        """A date in numbers: which of them is the day is known by its size, else by the stamp before, else by habit."""
+        first, mark, second, year, *clock = groups
+        year = f"20{year}" if len(year) == 2 else year
+        orders = [(second, first), (first, second)] if mark != "/" else [(first, second), (second, first)]
+        midnights_s = [_midnight_s(int(year), int(month), int(day)) for month, day in orders]
+        times_s = [time_s + _clock_s(*clock) for time_s in midnights_s if not math.isnan(time_s)]
+        if not times_s:
+            return math.nan
+        near_s = self._near_s
+        return self._dated(times_s[0] if near_s is None else min(times_s, key=lambda time_s: abs(time_s - near_s)))
+
+    def _no_year(self, groups: _Groups) -> float:
+        month, day, *clock = groups
+        return self._without_year(int(month), int(day), _clock_s(*clock)) if 1 <= int(month) <= 12 else math.nan
+
+    def _time_of_day(self, groups: _Groups) -> float:
+        """On the day that brings it nearest to the stamp before it."""
+        of_day_s, near_s = _clock_s(*groups), self._near_s
+        if near_s is None:
+            self.guessed = self.day_guessed = True
+            return _midnight_s(_UNKNOWN_YEAR, 1, 1) + of_day_s
+        return of_day_s + _DAY_S * round((near_s - of_day_s) / _DAY_S)
 
     def _glog(self, groups: _Groups) -> float:
         month, day, hours, minutes, seconds = groups
@@ -241,9 +298,12 @@ class Stamps:
 _Kind = tuple["re.Pattern[str]", Callable[[Stamps, _Groups], float], Clock]
 _DIGIT_KINDS: tuple[_Kind, ...] = (
     (_ISO, Stamps._iso, "unzoned"), (_UNIX, Stamps._unix, "utc"), (_NEURON, Stamps._named_month, "unzoned"),
+    (_US, Stamps._us, "unzoned"), (_NO_YEAR, Stamps._no_year, "unzoned"), (_LOCAL, Stamps._syslog, "unzoned"),
+    (_DAY_FIRST, Stamps._day_first, "unzoned"), (_TIME_OF_DAY, Stamps._time_of_day, "unzoned"),
 )  # fmt: skip
 _LETTER_KINDS: tuple[_Kind, ...] = (
     (_SYSLOG, Stamps._syslog, "unzoned"), (_GLOG, Stamps._glog, "unzoned"), (_CANN, Stamps._named_month, "unzoned"),
+    (_LOCAL, Stamps._syslog, "unzoned"), (_DAY_FIRST, Stamps._day_first, "unzoned"),
 )  # fmt: skip
 _KINDS_OF: dict[str, tuple[_Kind, ...]] = {
     **dict.fromkeys("0123456789", _DIGIT_KINDS),
@@ -292,11 +352,14 @@ def _find_forms(head: str) -> Iterator[_Form]:
 
 def _forms_at(head: str, start: int, kinds: Mapping[str, tuple[_Kind, ...]]) -> Iterator[_Form]:
     """Those that begin at `start` exactly; the first character says of which kinds they are."""
-    for pattern, time_of, clock in kinds.get(head[start : start + 1], ()):
+    first = head[start : start + 1]
+    # Names of days and months begin with any letter in some language.
+    others = _LETTER_KINDS if kinds is _KINDS_OF and first.isalpha() else ()
+    for pattern, time_of, clock in kinds.get(first, others):
         match = pattern.match(head, start)
         if match is None:
             continue
-        zoned = pattern is _ISO and match[7] is not None
+        zoned = pattern is _ISO and match[_ZONE_GROUP] is not None
         end = match.end()
         if clock != "boot" and head[end : end + 1] in ("]", ")"):
             end += 1

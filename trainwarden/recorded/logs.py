@@ -55,14 +55,18 @@ _OF_ROW = re.compile(r" {0,4}(?:exitcode|error_file|traceback) {0,4}: (Signal )?
 _NUMBERED = re.compile(r" {0,6}([0-9]{1,6}): ")
 _RANK_IN_NAME = re.compile(r"rank[-_.]?([0-9]{1,6})(?![0-9])")
 _MAX_PREFIXES = 4
-_HALF_YEAR_S = 182 * 86_400.0
+_DAY_S = 86_400.0
+_HALF_DAY_S = _DAY_S / 2
+_HALF_YEAR_S = 182 * _DAY_S
 # Syslog and journalctl: host, then the program with its process id, or the kernel.
 _HOST = re.compile(
     r" ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}) (?:[A-Z]{3,8} )?(?:kernel|[A-Za-z0-9_./-]{1,48}\[[0-9]{1,10}\]): "
 )
 _NCCL_HOST = re.compile(r" {0,2}([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}:[0-9]{1,10} \[[0-9]{1,3}\] ")
 # kubectl describe pod: its parts begin at the left, and say in whose node it is in one line.
-_POD_NODE = re.compile(r"Node: {1,20}([a-z0-9][a-z0-9.-]{0,252})/[0-9A-Fa-f.:]{2,45}$")
+_POD_NODE = re.compile(
+    r"Node: {1,20}([a-z0-9][a-z0-9.-]{0,252})/[0-9A-Fa-f.:]{0,45}$"
+)  # no address once the pod is gone
 _OF_POD = ("Name: ", "Node: ")
 _NODE_NAME = re.compile(r"Name: {1,40}([a-z0-9][a-z0-9.-]{0,252})$")  # of kubectl describe node, which has roles too
 _UCX_HOST = re.compile(r" {0,2}\[([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}(?::[0-9]{1,10}){1,2}\] ")
@@ -121,11 +125,28 @@ def read_logs(folder: Path, names: Sequence[str], reference_s: float | None) -> 
     ]
     known_s = max((float(one) for one in dated if is_epoch(float(one))), default=None)
     for place, file in enumerate(names):
-        if read[place].year_guessed:
+        if read[place].year_guessed and not read[place].day_guessed:
             # A file's last change is after all that it says: its stamps are of the year up to then.
             near_s = known_s if known_s is not None else (folder / file).stat().st_mtime - _HALF_YEAR_S
             read[place] = _once_more(read[place], folder / file, near_s)
+    known_s = max((time_s for log in read if not log.day_guessed and is_epoch(time_s := _newest_s(log))), default=None)
+    for place, file in enumerate(names):
+        if read[place].day_guessed:
+            read[place] = _on_a_day(read[place], folder / file, known_s)
     return read
+
+
+def _newest_s(log: ReadLog) -> float:
+    times_s = log.table.times_s
+    return float(np.nanmax(times_s)) if np.isfinite(times_s).any() else math.nan
+
+
+def _on_a_day(log: ReadLog, path: Path, known_s: float | None) -> ReadLog:
+    """The log whose stamps are times of day, so that it ends on the day of the other logs, else of its last change."""
+    end_s = known_s if known_s is not None else path.stat().st_mtime - _HALF_DAY_S
+    read = _once_more(log, path, end_s)
+    late_s = _DAY_S * round((_newest_s(read) - end_s) / _DAY_S) if np.isfinite(_newest_s(read)) else 0.0
+    return _once_more(log, path, end_s - late_s) if late_s else read
 
 
 def _once_more(log: ReadLog, path: Path, near_s: float) -> ReadLog:
@@ -217,7 +238,7 @@ def _read_lines(
         found = _LineReader(stamps, label=label, rank=rank).read(file, lines)
     if stamps.leap_s is not None and reference_s is not None and abs(stamps.leap_s - reference_s) > _HALF_YEAR_S:
         found = _LineReader(Stamps(stamps.leap_s), label=label, rank=rank).read(file, lines)
-    return replace(found, year_guessed=stamps.guessed)
+    return replace(found, year_guessed=stamps.guessed, day_guessed=stamps.day_guessed)
 
 
 def _read_json(stream: BinaryIO, file: str, reference_s: float | None) -> ReadLog:

@@ -21,6 +21,7 @@ from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Stal
 from trainwarden.detectors.logs.findings import EVENT_KIND, OUTLIVED
 from trainwarden.detectors.logs.loss_lines import goes_on
 from trainwarden.detectors.logs.rules import LogRule, shipped_rules
+from trainwarden.formats.text.trainers import step_line
 from trainwarden.log_text import embedded, writer_of
 from trainwarden.recorded.job import LogTable, RecordedJob
 from trainwarden.recorded.log_stamps import Stamps
@@ -112,8 +113,8 @@ def _follow(reader: _Reader, attempt: Attempt, order: Order, where: tuple[int, i
     if not reader.in_traceback(*where) and goes_on(line):
         if attempt.eventful or attempt.done:
             writer = (where[0], reader.tables[where[0]].ranks[where[1]])
-            attempt.steps[writer] += 1
-            if attempt.steps[writer] >= OUTLIVED_STEPS:
+            said = step_line(line)
+            if attempt.went_on(writer, said.step if said else None) >= OUTLIVED_STEPS:
                 if any(ending.failed for _, ending, _ in attempt.ends):
                     verdict = decide(attempt, order[0], at_end=False)
                     found.extend([verdict] if verdict is not None and verdict.cause is not None else [])

@@ -115,6 +115,15 @@ class Attempt:
     stopped_by: Order | None = None  # scheduler or user
     done: Order | None = None
     steps: Counter[tuple[int, int | None]] = field(default_factory=Counter)
+    numbers: dict[tuple[int, int | None], int] = field(default_factory=dict)  # of the newest of these steps
+
+    def went_on(self, writer: tuple[int, int | None], number: int | None) -> int:
+        """Note a step line of `writer`, and how many steps it has told of; several threads may tell of one."""
+        if number is None or self.numbers.get(writer) != number:
+            self.steps[writer] += 1
+        if number is not None:
+            self.numbers[writer] = number
+        return self.steps[writer]
 
     @property
     def uneventful(self) -> bool:

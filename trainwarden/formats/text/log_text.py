@@ -12,6 +12,7 @@ import numpy as np
 
 from trainwarden.formats.protocol import GENERIC, LIKELY, NEVER, Found
 from trainwarden.formats.source import Source
+from trainwarden.formats.text.event_ages import dated_events
 from trainwarden.formats.text.trainers import step_line
 from trainwarden.log_text import writer_of
 from trainwarden.recorded.job import LogTable, RecordedJob
@@ -146,7 +147,7 @@ def _joined(read: Sequence[ReadLog], reference_s: float | None, nodes: Sequence[
         times = [log.table.times_s[np.isfinite(log.table.times_s)] for log in read]
         reference_s = max((float(one.max()) for one in times if one.size), default=0.0)
     known = {node for node in (*nodes, *_nodes(read)) if node}
-    return settled(read, epoch=is_epoch(reference_s), single_node=of_one_node(read, known))
+    return dated_events(settled(read, epoch=is_epoch(reference_s), single_node=of_one_node(read, known)))
 
 
 def _nodes(read: Sequence[ReadLog]) -> Iterator[str | None]:

@@ -29,6 +29,9 @@ _RAY: Final = re.compile(r"Setting up process group for: .{0,60}\[rank=([0-9]{1,
 _ROW: Final = re.compile(r" {0,4}rank {1,8}: ([0-9]{1,6}) \(local_rank: [0-9]{1,6}\)$")  # torchrun's table
 _OF_ROW: Final = re.compile(r" {0,4}exitcode {1,4}: -?[0-9]{1,3} {1,2}\(pid: ([0-9]{1,10})\)")
 _LOCAL: Final = re.compile(r"local_rank: ([0-9]{1,6}) \(pid: ([0-9]{1,10})\)")  # torchrun's agent
+# DeepSpeed's launcher: it starts its processes, and ends them in the order of their local ranks (launcher/launch.py).
+_STARTED: Final = re.compile(r"process ([0-9]{1,10}) spawned with command: .{1,2000}?--local_rank=([0-9]{1,6})\b")
+_ENDS: Final = re.compile(r"sigkill_handler\] Killing subprocess ([0-9]{1,10})$")
 _KERNEL: Final = re.compile(
     r"Killed process ([0-9]{1,10}) \(|\bpid=([0-9]{1,10})\b|[A-Za-z0-9_.-]{1,32}\[([0-9]{1,10})\](?:: segfault at| trap )"  # noqa: E501
     r"|\bpid ([0-9]{1,10}) thread|,task=[^,]{1,32},pid=([0-9]{1,10})\b"
@@ -75,10 +78,14 @@ def processes_of(tables: Iterable[LogTable], local: Sequence[Mapping[int, int]])
     found: dict[int, int | None] = {}
     ended_s: dict[int, float] = {}
     of_workers: dict[int, dict[str | None, int | None]] = {}
-    for table, of_local in zip(tables, local, strict=True):
+    ended: dict[tuple[int, str | None], list[int]] = {}
+    for number, (table, of_local) in enumerate(zip(tables, local, strict=True)):
         row: int | None = None
         for place, line in enumerate(table.lines):
             if not _may_tell(line):
+                continue
+            if match := _ENDS.search(line):
+                found.update(_next_ended(int(match[1]), ended.setdefault((number, table.nodes[place]), []), of_local))
                 continue
             pid, rank, worker = _named(line, row, of_local)
             row = int(match[1]) if (match := _ROW.match(line)) else row if pid is None else None
@@ -94,12 +101,23 @@ def processes_of(tables: Iterable[LogTable], local: Sequence[Mapping[int, int]])
     return Processes({pid: rank for pid, rank in found.items() if rank is not None}, ended_s, of_workers)
 
 
+def _next_ended(pid: int, before: list[int], of_local: Mapping[int, int]) -> dict[int, int | None]:
+    """The rank of the process that DeepSpeed's launcher ends next, after those `before` it; empty if unknown."""
+    if pid in before:
+        return {}
+    before.append(pid)
+    rank = of_local.get(len(before) - 1)
+    return {} if rank is None else {pid: rank}
+
+
 def _tells(line: str) -> bool:
     """Whether `line` names a process or a rank of torchrun's table; no digit means anything for that."""
+    if "sigkill_handler" in line:
+        return _ENDS.search(line) is not None
     if "pid" not in line and "PID" not in line and "nranks" not in line and "rank" not in line:
         return False
     matched = any(pattern.match(line) for pattern in (_ROW, _OF_ROW))
-    return matched or any(pattern.search(line) for pattern in (_LOCAL, _RAY, *_GLOBAL))
+    return matched or any(pattern.search(line) for pattern in (_LOCAL, _STARTED, _RAY, *_GLOBAL))
 
 
 _may_tell = by_shape(lambda shape: _tells(unmasked(shape)))
@@ -109,6 +127,8 @@ def _named(line: str, row: int | None, of_local: Mapping[int, int]) -> tuple[int
     """Process and rank that a line names together, and of one of Ray's workers what names it."""
     if match := _LOCAL.search(line):
         return int(match[2]), of_local.get(int(match[1])), None
+    if match := _STARTED.search(line):
+        return int(match[1]), of_local.get(int(match[2])), None
     if match := _OF_ROW.match(line):
         return int(match[1]), row, None
     if (match := _RAY.search(line)) and (writer := writer_of(line)).pid is not None:

@@ -12,6 +12,7 @@ from trainwarden.recorded.job import LogTable
 from trainwarden.recorded.joining.pids import Processes, from_boot_s, processes_of, with_ranks
 
 _ROW = re.compile(r" {0,4}rank {1,8}: ([0-9]{1,6}) \(local_rank: ([0-9]{1,6})\)$")
+_KERNELS = re.compile(r"(?i)\bdmesg|[_-]dmesg|\bkern(el)?[._-]|\bjournalctl")  # names of files that are the kernel's
 _MOST_LOCAL = 16  # ranks of one node
 
 
@@ -27,12 +28,15 @@ class ReadLog:
         Local rank by line; it is the rank only where the job has a single node.
     year_guessed : bool
         Its stamps have no year, and nothing said which one is meant.
+    day_guessed : bool
+        Nor have they a day.
     """
 
     table: LogTable
     from_boot: tuple[int, ...] = ()
     local: dict[int, int] | None = None
     year_guessed: bool = False
+    day_guessed: bool = False
 
     def settled(self, *, epoch: bool, of_local: Mapping[int, int], processes: Processes) -> LogTable:
         """The table once the job is known: clocks since boot are joined with wall times, local ranks named."""
@@ -68,7 +72,7 @@ class ReadLog:
 
 def of_one_node(read: Sequence[ReadLog], nodes: Collection[str]) -> bool:
     """Whether a job has run on one node: the only one of `nodes`, or that of the only log beside the kernel's."""
-    programs = [log for log in read if not log.from_boot]
+    programs = [log for log in read if not log.from_boot and not _KERNELS.search(log.table.file)]
     return len(nodes) == 1 or (not nodes and len(programs) == 1 and programs[0].of_first_node)
 
 
