@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,10 +21,12 @@ from trainwarden.formats.source import Source
 from trainwarden.formats.steps import DERIVED
 from trainwarden.formats.survey import files_below, looked_at, made
 from trainwarden.formats.tables.ours import header_of, kind_of, parquet_kind, refuse_collapsed
+from trainwarden.formats.text.data_times import data_waits
+from trainwarden.formats.text.extreme_ranks import extreme_ranks
 from trainwarden.formats.text.log_text import NAME as TEXT
 from trainwarden.formats.text.log_text import is_plain, with_logs
 from trainwarden.formats.text.rank_times import rank_times
-from trainwarden.formats.text.step_times import steps_of
+from trainwarden.formats.text.step_times import steps_of, with_step_times
 from trainwarden.formats.unjudged import PLAIN, recognised, tells_of_failures
 from trainwarden.recorded import folder as recorded
 from trainwarden.recorded.job import (
@@ -296,10 +299,13 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
     broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
     table = joined_metrics(metrics)
     logs = (*job.logs, *gathered.logs, *kept_errors(table), *short_traces(one for _, one in gathered.iterations))
-    logs = (*logs, *rank_times(logs), *_of_stacks(gathered))
-    if not iterations and logs and (told := steps_of(logs)) is not None:
+    logs = tuple(with_step_times(log) for log in logs) if not iterations else logs
+    logs = (*logs, *rank_times(logs), *_of_stacks(gathered, logs))
+    told = steps_of(logs) if logs and not iterations else None
+    if told is not None:
         iterations = [told]
         gathered.notes.append(f"{told.step.size} steps with their times are read from the log")
+    logs = (*logs, *data_waits(logs, told), *extreme_ranks(logs, told))
     return replace(
         job,
         metrics=table,
@@ -316,16 +322,25 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
     )
 
 
-def _of_stacks(gathered: _Gathered) -> list[LogTable]:
-    """Lines about processes that stand apart from the others; where none does their files are not judged."""
+def _of_stacks(gathered: _Gathered, others: Sequence[LogTable]) -> list[LogTable]:
+    """Lines about processes that stand apart from the others; where none does their files are not judged.
+
+    Where the other logs end before the stacks' files were written, the ranks stand since then.
+    """
     logs, why = stacks_compared(gathered.stacks)
     if why:
         names = {name for name, _ in gathered.stacks}
         gathered.files = [one for one in gathered.files if one.path not in names]
         gathered.unread += [UnreadFile(name, why) for name in sorted(names)]
-    if logs:
+    if not logs:
+        return logs
+    said_s = [log.times_s[np.isfinite(log.times_s)] for log in others]
+    newest_s = max((float(one.max()) for one in said_s if one.size), default=math.inf)
+    if newest_s >= min(float(log.times_s.min()) for log in logs):
         gathered.notes.append("the time of stacks is their file's last change")
-    return logs
+        return logs
+    gathered.notes.append("the time of stacks is that of the newest line of the logs")
+    return [replace(log, times_s=np.full(log.times_s.size, newest_s)) for log in logs]
 
 
 def _written_first(tables: list[IterationTable]) -> list[IterationTable]:

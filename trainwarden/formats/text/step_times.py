@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from trainwarden.formats.text.trainers import COUNTED, StepLine, step_line
 from trainwarden.recorded.job import Floats, Ints, IterationTable, LogTable
+from trainwarden.recorded.logs import is_epoch
 
 FEWEST: Final = 20  # steps: of fewer no level is known
 ROUNDED_S: Final = 10.0  # stamps of whole seconds are so far apart at least that rounding is a tenth of it
 MOST_S: Final = 86_400.0
+_MOST_APART: Final = 10_000  # steps between two lines
 BASIS: Final = "log"
 
 
@@ -22,15 +25,16 @@ class _Rows:
     """Steps, what their lines say and the lines' stamps, NaN for what is not said: one number a cell, logs are long."""
 
     def __init__(self) -> None:
-        self.step = array("q")
+        self.step, self.place = array("q"), array("q")
         self.duration_s, self.rate, self.stamp_s = array("d"), array("d"), array("d")
 
     def __len__(self) -> int:
         return len(self.step)
 
-    def add(self, step: int, said: StepLine, stamp_s: float) -> None:
-        """A further step."""
+    def add(self, step: int, said: StepLine, stamp_s: float, place: int) -> None:
+        """A further step, told in the line at `place`."""
         self.step.append(step)
+        self.place.append(place)
         self.duration_s.append(_or_nan(said.duration_s))
         self.rate.append(_or_nan(said.rate))
         self.stamp_s.append(stamp_s)
@@ -71,6 +75,39 @@ def steps_of(logs: Sequence[LogTable]) -> IterationTable | None:
     )  # fmt: skip
 
 
+def with_step_times(log: LogTable) -> LogTable:
+    """`log` with times of its steps, where they have no stamps but tell how long they took, and a date is before them.
+
+    Scripts print a date at the start of an epoch, or a logger of a library does at the start of the run.
+
+    Examples
+    --------
+    >>> lines = ["2026-11-04 08:00:00 start", *(f"step {number} dt: 2000ms" for number in range(1, 21)), "KeyError: 1"]
+    >>> log = LogTable("a.log", np.array([1.7e9, *[np.nan] * 21]), (None,) * 22, (None,) * 22, lines)
+    >>> (with_step_times(log).times_s[[0, 1, 20, 21]] - 1.7e9).tolist()
+    [0.0, 2.0, 40.0, nan]
+    """
+    known = np.isfinite(log.times_s)
+    if not known.any() or known.mean() > 0.5 or not is_epoch(float(log.times_s[known][0])):
+        return log
+    rows = max(_by_trainer(log).values(), key=len, default=_Rows())
+    durations_s = np.array(rows.duration_s)
+    if len(rows) < FEWEST or np.isfinite(np.array(rows.stamp_s)).any() or not np.isfinite(durations_s).all():
+        return log
+    places, steps = np.array(rows.place), np.diff(np.array(rows.step), prepend=rows.step[0])
+    # A step that is told again, or of another life, is one.
+    lasted_s = np.zeros(log.times_s.size)
+    lasted_s[places] = durations_s * np.where((steps > 0) & (steps < _MOST_APART), steps, 1)
+    begun = np.maximum.accumulate(np.where(known, np.arange(known.size), 0))
+    since_s = np.cumsum(lasted_s)
+    times_s = log.times_s[begun] + since_s - since_s[begun]
+    # A date behind them is after them.
+    behind_s = np.minimum.accumulate(np.where(known, log.times_s, np.inf)[::-1])[::-1]
+    filled = log.times_s.copy()
+    filled[places] = np.minimum(times_s, behind_s)[places]
+    return replace(log, times_s=filled)
+
+
 def _by_trainer(log: LogTable) -> dict[str, _Rows]:
     rows: dict[str, _Rows] = {}
     for place, line in enumerate(log.lines):
@@ -80,7 +117,7 @@ def _by_trainer(log: LogTable) -> dict[str, _Rows]:
         of_trainer = rows.setdefault(said.trainer, _Rows())
         if said.step is not None or said.trainer == COUNTED:
             number = len(of_trainer) if said.step is None else said.step
-            of_trainer.add(number, said, float(log.times_s[place]))
+            of_trainer.add(number, said, float(log.times_s[place]), place)
         elif len(of_trainer):
             of_trainer.go_on(said)
     return rows

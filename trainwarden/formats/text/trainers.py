@@ -83,6 +83,10 @@ TRAINERS: Final = (
             '{"epoch": 1, "loss": "3.1", "wps": "51200", "ups": "0.50", "wpb": "8192", "num_updates": "100"}'),
     Trainer("open_clip", "Batch (t): ", r"Train Epoch: [0-9]{1,6} \[ {0,12}(?P<step>[0-9]{1,12})/.{0,200}?Batch \(t\): " + _n("s"),  # noqa: E501
             "Train Epoch: 0 [  25600/256000 (10%)] Data (t): 0.012 Batch (t): 1.512, 169.3/s LR: 0.0001 Loss: 3.2 (3.2)"),  # noqa: E501
+    Trainer("imagenet", "Time", r"Epoch: {1,4}\[[0-9]{1,6}\]\[ {0,12}(?P<step>[0-9]{1,12})/[0-9]{1,12}\]:?\s{1,4}(?:Batch)?Time[:\s]{1,4}" + _n("s"),  # noqa: E501
+            "Epoch: [1][ 100/5005]\tTime  0.312 ( 0.340)\tData  0.012 ( 0.020)\tLoss 6.9100e+00 (6.9200e+00)"),
+    Trainer("torchvision", "Epoch: ", r"Epoch: {1,4}\[[0-9]{1,6}\] {1,4}\[ {0,12}(?P<step>[0-9]{1,12})/ {0,12}[0-9]{1,12}\].{0,800}?\btime: " + _n("s"),  # noqa: E501
+            "Epoch: [0]  [  10/1251]  eta: 0:10:11  lr: 0.1  loss: 6.9 (6.9)  time: 0.3110  data: 0.0120  max mem: 3"),
     Trainer("timm", "Train: ", r"Train: [0-9]{1,6} \[ {0,12}(?P<step>[0-9]{1,12})/.{0,200}?Time: " + _n("s") + "s",
             "Train: 0 [  50/1251 (  4%)]  Loss: 6.91 (6.92)  Time: 0.312s, 820.51/s  (0.340s, 752.94/s)"),
     Trainer("detectron2", " iter: ", r" iter: (?P<step>[0-9]{1,12}) .{0,800}? time: " + _n("s"),
