@@ -32,6 +32,7 @@ _TYPICAL_STEPS: Final = 20
 _ANY_ERROR: Final = "generic.error"
 _BUS: Final = "kernel.pcie_aer"
 _HANGS_OF_CARDS: Final = "amdgpu.reset"
+_PINGED: Final = "slurm.not_responding"
 _KILLED: Final = "Killed process"
 _FORERUN_S: Final = 5.0  # so long a bus or card that complains may be the first sign of a device or port that is lost
 ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
@@ -298,6 +299,9 @@ class LogWindow(WholeMemory):
     def _decide(self, finding: Finding, window: Window, column: int | None) -> None:
         """Whether to tell `finding`: at once where no program can survive it, else by its rank's next step."""
         outlived = None
+        if finding.rule == _PINGED and self._steps_on(window):
+            finding.dropped = moved_on(window, None, finding.since_s) is True
+            return
         early = finding.rule == _BUS or (finding.kind == "nic_error" and finding.severity == "sev3")
         if early and not window.last and self._now_s - finding.since_read_s < _FORERUN_S:
             return
@@ -319,6 +323,13 @@ class LogWindow(WholeMemory):
             self._failed_s = max(self._failed_s, finding.last_s) if at_once else self._failed_s
         else:
             finding.dropped = self._now_s - finding.read_s > self._config.same_finding_s  # nothing will tell
+
+    def _steps_on(self, window: Window) -> bool:
+        """Whether the job's newest step has just ended, or no longer ago than the next ones may take."""
+        ends_s = window.own_end_s[np.isfinite(window.own_end_s)]
+        typical_s = float(quiet_median(job_duration_s(window, slice(-_TYPICAL_STEPS, None))))
+        patience_s = max(self._config.unknown_step_s, self._config.survive_steps * typical_s)
+        return bool(ends_s.size) and self._now_s - float(ends_s.max()) <= patience_s
 
     def _patience_s(self, window: Window, column: int | None) -> float:
         """How long a rank may take to show that it has survived: until its next step, if it is there to make one."""

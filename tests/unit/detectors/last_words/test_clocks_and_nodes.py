@@ -143,3 +143,16 @@ def test_events_of_a_healthy_job_are_healthy(tmp_path: Path) -> None:
               "61s         Normal    Pulled      pod/w-37    Container image already present on machine",
               "44m         Normal    Scheduled   pod/w-37    Successfully assigned ml/w-37 to pool-37"]  # fmt: skip
     assert judged(tmp_path, {"events.txt": events, "train.log": STEPS}) == []
+
+
+def test_a_node_that_answers_again_is_not_lost(tmp_path: Path) -> None:
+    steps = [
+        f"[2026-01-13 22:{at // 60:02d}:{at % 60:02d}] step {at // 5 + 1} loss 2.5 dt: 5s" for at in range(0, 600, 5)
+    ]
+    controller = [
+        "[2026-01-13T22:05:12.118] error: Nodes n03 not responding",
+        "[2026-01-13T22:05:22.1] Node n03 now responding",
+    ]
+    assert judged(tmp_path, {"train.log": steps, "slurmctld.log": controller}) == []
+    (incident,) = judged(tmp_path, {"train.log": steps[:40], "slurmctld.log": controller[:1]})
+    assert (incident.kind, incident.suspects[0].node) == ("node_lost", "n03")
