@@ -140,8 +140,9 @@ def test_files_called_after_their_nodes_are_of_these_where_there_are_several(tmp
 
 def test_lines_that_a_program_writes_past_its_json_logger_are_read_with_its_records(tmp_path: Path) -> None:
     records = [
-        f'{{"ts":"2026-11-04T08:05:{n:02d}Z","event":"train_step","step":{n},"loss":2.1,"step_time_s":1.0}}'
-        for n in range(30)
+        f'{{"ts":"2026-11-04T08:{n // 10:02d}:{6 * n % 60:02d}Z","event":"train_step","step":{n},"loss":2.1{n},'
+        f'"step_time_s":6.0}}'
+        for n in range(40)
     ]
     past = ["trn-a:984:1357 [4] NCCL INFO transport/net.cc:1302 -> 6"] * 12
     file = tmp_path / "train.jsonl.log"
