@@ -35,7 +35,9 @@ _DEVICES: Final = (
     re.compile(r"\bgim error libgv: \[([0-9a-f]{1,4}(?::[0-9a-f]{1,2}){3})\]"),
 )  # fmt: skip
 # AWS Neuron's runtime and its driver's kernel line (nrt-troubleshoot); its tools call the device nd0.
-_NEURON: Final = re.compile(r"\[(?:ND|MLA) ([0-9]{1,3})\]\[NC |\bNEURON_HW_ERR=.{0,200}? nd-id=([0-9]{1,3})\b")
+_NEURON: Final = re.compile(
+    r"\[(?:ND|MLA) ([0-9]{1,3})\]\[NC |\bNEURON_HW_ERR=.{0,200}? nd-id=([0-9]{1,3})\b|\bon Neuron device: ([0-9]{1,3}):"
+)
 _GPUS: Final = (_DEVICES[0], _DEVICES[4])
 _ADDRESS: Final = re.compile(r"(?:[0-9a-fA-F]{4})?([0-9a-fA-F]{4}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?")
 # Where a scheduler, a launcher or Ray tells of a node that is not its own.
@@ -87,7 +89,7 @@ def device_of(line: str) -> str | None:
     found = next(((pattern, match[1]) for pattern in _DEVICES if (match := pattern.search(line))), None)
     if found is None:
         neuron = _NEURON.search(line)
-        return f"nd{neuron[1] or neuron[2]}" if neuron else None
+        return f"nd{neuron[neuron.lastindex or 1]}" if neuron else None
     if found[0] not in _GPUS:
         return found[1]
     address = _ADDRESS.fullmatch(found[1])  # the driver writes it in three ways: one GPU is one suspect

@@ -106,7 +106,8 @@ def iteration_table(frame: pd.DataFrame) -> IterationTable | None:
     ranks = [_word(one) for one in frame["rank"].iloc[first]] if "rank" in ids else [None] * len(first)
     nodes = [_word(one) for one in frame["node"].iloc[first]] if "node" in ids else [None] * len(first)
     return IterationTable(
-        rank=code[order], ranks=tuple(None if one is None else int(float(one)) for one in ranks), nodes=tuple(nodes),
+        rank=code[order], nodes=tuple(nodes),
+        ranks=tuple(None if one in (None, "nan") else int(float(one)) for one in ranks),  # records may name none
         step=step[order], end_s=end_s[order], duration_s=duration_s[order], compute_s=splits["compute_s"],
         wait_s=splits["wait_s"], pause_s=splits["pause_s"], micro_batches=splits["micro_batches"],
         steps=steps[order], timed=timed,

@@ -16,7 +16,7 @@ from trainwarden.formats.building import joined_iterations, joined_metrics
 from trainwarden.formats.dumps.short_traces import short_traces
 from trainwarden.formats.dumps.stacks import Stack, stacks_compared
 from trainwarden.formats.gpu.kept_errors import kept_errors
-from trainwarden.formats.protocol import Found, Misfit
+from trainwarden.formats.protocol import NEVER, Found, Misfit
 from trainwarden.formats.source import Source
 from trainwarden.formats.steps import DERIVED
 from trainwarden.formats.survey import files_below, looked_at, made
@@ -43,8 +43,6 @@ from trainwarden.records import EventRecord
 UNKNOWN: Final = "no format is known of it"
 # Texts that tell of failures without being a record of one.
 _WRITINGS: Final = (".md", ".rst", ".py", ".sh", ".toml", ".cfg", ".ini", ".html", ".htm", ".ipynb", ".xml")
-# What else a file is read as where the first reader refuses it: programs write past their logger into its JSON lines.
-_READ_AS: Final = {"recorded table": "table", "json records": "log records"}
 _STEMS: Final = ("metrics", "iterations")
 _UNFORESEEN: Final = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
@@ -202,12 +200,12 @@ def _read_file(gathered: _Gathered, path: Path, name: str, said: Mapping[str, st
     try:
         found = _made_of(kind, source, said)
     except DataError as error:
-        other = None if isinstance(error, Misfit) else _READ_AS.get(kind)
-        lenient = None if other is None else _leniently(other, path, name, said)
-        if other is None or lenient is None:
+        lenient = None if isinstance(error, Misfit) or kind != "recorded table" else _leniently(path, name, said)
+        plain = None if lenient is not None or isinstance(error, Misfit) else _as_lines(source, error)
+        if lenient is None and plain is None:
             gathered.fail(name, kind, error)
             return
-        found, kind = lenient, other
+        found, kind = (lenient, "table") if lenient is not None else (plain or Found(), PLAIN)
     if source.cut:
         found.notes.append("the packed file is cut short: what stands before the cut is read")
     gathered.add(name, kind, found)
@@ -243,13 +241,26 @@ def _made_of(kind: str, source: Source, said: Mapping[str, str]) -> Found:
         raise DataError(f"{source.name}: it cannot be read as {kind} ({what})") from error
 
 
-def _leniently(kind: str, path: Path, name: str, said: Mapping[str, str]) -> Found | None:
-    """What the reader of `kind` makes of a file that another one refuses; None where it refuses it too."""
+def _as_lines(source: Source, why: DataError) -> Found | None:
+    """The lines of a file that its own format's reader refuses, where it may be a log; None where it is none."""
+    last = source.name.rsplit("/", 1)[-1].lower()
+    if made(TEXT).sniff(last, source.head) <= NEVER:
+        return None
     try:
-        found = _made_of(kind, Source(path, name), said)
+        found = _made_of(TEXT, source, {})
     except DataError:
         return None
-    return found if found.metrics or found.iterations or found.logs else None
+    found.notes.append(f"read as lines of a log, for {why}")
+    return found
+
+
+def _leniently(path: Path, name: str, said: Mapping[str, str]) -> Found | None:
+    """What the lenient reader makes of a table that the strict one refuses; None where it refuses it too."""
+    try:
+        found = _made_of("table", Source(path, name), said)
+    except DataError:
+        return None
+    return found if found.metrics or found.iterations else None
 
 
 def _why(path: Path, name: str) -> str:

@@ -20,7 +20,8 @@ MAX_RANKS: Final = 4096  # of one line
 _SIGNALS: Final = {
     "hangup": 1, "illegal instruction": 4, "aborted": 6, "bus error": 7, "floating point exception": 8, "killed": 9,
     "out of memory": 9, "segmentation fault": 11, "terminated": 15, "hup": 1, "int": 2, "ill": 4, "abrt": 6, "bus": 7,
-    "fpe": 8, "kill": 9, "segv": 11, "term": 15,
+    "fpe": 8, "kill": 9, "segv": 11, "term": 15, "abort": 6,
+    "illegal hardware instruction": 4,
 }  # fmt: skip
 _STOPS: Final = frozenset({1, 2, 15})  # what whoever ends a process sends first
 _BY_SHELL: Final = 128

@@ -17,7 +17,7 @@ from trainwarden.detectors.logs.device_lines import Tasks, as_said
 from trainwarden.detectors.logs.ends.endings import MAX_RANKS, Ending, EndTable, ranks_of, shipped_endings
 from trainwarden.detectors.logs.ends.line_times import began_s, times_of_lines
 from trainwarden.detectors.logs.ends.standstills import standstill
-from trainwarden.detectors.logs.ends.verdicts import Attempt, Cause, Order, Stall, Verdict, decide
+from trainwarden.detectors.logs.ends.verdicts import OUTSIDE, Attempt, Cause, Order, Stall, Verdict, decide
 from trainwarden.detectors.logs.findings import EVENT_KIND, OUTLIVED
 from trainwarden.detectors.logs.loss_lines import goes_on
 from trainwarden.detectors.logs.rules import LogRule, shipped_rules
@@ -62,6 +62,11 @@ _ABSENT: Final = {
 _MISSING_RANK: Final = re.compile(r"(\d{1,6}): \[|/job:\w{1,40}/replica:\d{1,6}/task:(\d{1,6})$")
 _REMOTE: Final = frozenset({"ray.task"})  # whose traceback follows without its first line
 _NON_FINITE: Final = "numeric.non_finite"
+# What a program may go on without, so it counts only where something ended by it.
+_ENDS_SOME: Final = frozenset({"python.exception", *OUTSIDE})
+_POD: Final = re.compile(
+    r"\[[a-z0-9-]{1,63}\]\[([a-z0-9][a-z0-9-]{0,250}-[0-9]{1,6})\]"
+)  # namespace and pod, as stern can
 _ENDS_NOTHING: Final = frozenset({"host_contention", "slow_link", "log_storm"})  # what a job survives
 
 
@@ -285,7 +290,7 @@ class _Reader:
             attempt.stuck_host = attempt.stuck_host or rule.kind == "host_contention"
             if rule.kind not in _ENDS_NOTHING and rule.severity != "sev3":
                 attempt.devices.append((order[0], rank))
-        elif rule.role == "root" or rule.id == "python.exception":
+        elif rule.role == "root" or rule.id in _ENDS_SOME:
             # Of a line alone nobody knows who caught it, but torch's hook for what nothing has caught.
             whole = self.tables[where[0]].lines[where[1]]
             uncaught = rule.id == "python.exception" and whole.endswith(f"[rank{rank}]: {line}")
@@ -318,8 +323,10 @@ class _Reader:
             rank = self._named.pop(where[0])
         if rank is None and kind == "silent_corruption":  # whoever saw it says so
             rank = next((int(one[1] or one[2]) for one in _ONE_RANK.finditer(line) if one[1] or one[2]), None)
+        pod = _POD.match(table.lines[where[1]]) if rank is None else None
         return Cause(
-            order=order, rank=rank, node=table.nodes[where[1]] or (seen["node"] if seen else None),
+            order=order, rank=rank,
+            node=table.nodes[where[1]] or (seen["node"] if seen else pod[1] if pod else None),
             device=seen["device"] if seen else None, file=table.file, line=table.lines[where[1]],
             rule=rule.id if rule is not None else "python.exception", kind=kind,
             severity=rule.severity if rule is not None and rule.role == "root" else "sev2", raised=raised,

@@ -18,6 +18,15 @@ FEW_LINES: Final = 40  # that may follow the last words of a log that ends with 
 _DIFFERS: Final = re.compile(
     r"\bRank ([0-9]{1,6}) is running collective: .{1,2000}?, but Rank ([0-9]{1,6}) is running collective: "
 )
+# Rules of what a service outside of the job refuses or does not know.
+OUTSIDE: Final = frozenset({"cloud.credentials", "net.name_unresolved"})
+# The same in the words of an exception that no rule names: a hub that limits or fails, a share, a quota, a store.
+_OUTSIDE: Final = re.compile(
+    r"Error: (?:429|50[0234]) |(?:429 Client|50[0234] Server) Error\b|Too Many Requests|Stale (?:NFS )?file handle|"
+    r"Disk quota exceeded|Max retries exceeded with url|(?:Slow|ServiceUnavail)\w{1,10}\) when calling|"
+    r"couldn't connect to 'https?://|LocalEntryNotFoundError"
+)
+_ELSEWHERE: Final = frozenset({"cloud.credentials"})  # no host of the job has a part in it
 _SIGNAL_NAMES: Final = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
 _MEANS: Final = {
     6: "process.aborted", 9: "process.killed", 7: "process.bus_error", 11: "process.segfault",
@@ -181,7 +190,7 @@ def _since_s(attempt: Attempt, now_s: float) -> float:
 
 
 def _by_cause(attempt: Attempt, failed: Ends, now_s: float, *, at_end: bool) -> Verdict | None:
-    cause = _root(attempt, failed)
+    cause = _of_nobody(_root(attempt, failed), attempt.causes)
     after = [order[0] for order, _, _ in attempt.ends if order > cause.order]
     after += [order[0] for order, _ in attempt.followed if order[1:] != cause.order[1:]]
     if not after:
@@ -216,6 +225,30 @@ def _root(attempt: Attempt, failed: Ends) -> Cause:
     if best.node is None:
         best.node = next((end.node for _, end, rank in failed if end.node and rank == best.rank), None)
     return best
+
+
+def _of_nobody(cause: Cause, causes: Sequence[Cause]) -> Cause:
+    """`cause`, of nobody where it lies outside of the job: the service refused, or several ranks met the same.
+
+    Examples
+    --------
+    >>> def cause(rank, node): return Cause((0.0, 0, 0), rank, node, "f", "HTTPError: 429 Client Error", "r", "exception", "sev2")
+    >>> _of_nobody(cause(1, "a"), [cause(1, "a"), cause(2, "b")]).rank, _of_nobody(cause(1, "a"), [cause(1, "a")]).rank
+    (None, 1)
+    """  # noqa: E501
+    outside = cause.rule in OUTSIDE or _OUTSIDE.search(cause.line) is not None
+    same = [
+        one for one in causes
+        if abs(one.time_s - cause.time_s) <= NEAR_S
+        and (one.rule in OUTSIDE or one.rule == cause.rule)
+        and (_OUTSIDE.search(one.line) is not None or one.rule in OUTSIDE)
+    ]  # fmt: skip
+    ranks = {one.rank for one in same if one.rank is not None}
+    if cause.rule in _ELSEWHERE or (outside and len(ranks) >= WITNESSES):
+        cause.rank = cause.node = None
+        if len(ranks) >= WITNESSES:
+            cause.line, cause.file = f"{len(ranks)} ranks say it, so nobody is accused: {cause.line}", ""
+    return cause
 
 
 def _odd_one(causes: Sequence[Cause]) -> int | None:

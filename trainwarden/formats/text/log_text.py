@@ -36,6 +36,11 @@ _SAYS: Final = re.compile(
     r"^\[ {0,8}\+?[0-9]{1,7}\.[0-9]{3,6}\] |^ {0,8}Type {1,8}Reason {1,40}Age |"
     r"\bnhc: {1,4}Health check (?:passed|failed)"
 )
+# Hosts as clouds and clusters call them, which a file is named by: also EC2's private names and private IPv4 networks.
+_CALLED: Final = re.compile(
+    r"(?<![A-Za-z0-9.])((?:node|host|dgx|compute|trn)[-_]?[0-9]{1,5}|ip(?:-[0-9]{1,3}){4}"
+    r"|(?:10\.[0-9]{1,3}|172\.(?:1[6-9]|2[0-9]|3[01])|192\.168)(?:\.[0-9]{1,3}){2})(?![A-Za-z0-9]|\.[0-9])"
+)
 _ENDLESS: Final = 16_384  # characters of a line that tells nothing: no program logs so
 _FEWEST: Final = 0.05  # of the lines
 
@@ -106,12 +111,6 @@ def with_logs(job: RecordedJob, folder: Path, documented: Sequence[str], others:
     read = _of_names(read)
     tables = (*(job.metrics.nodes if job.metrics else ()), *(job.iterations.nodes if job.iterations else ()))
     return replace(job, logs=_joined(read, reference_s, tables))
-
-
-# Names that clusters give to their nodes; those of AWS are made of addresses.
-_CALLED: Final = re.compile(
-    r"(?<![A-Za-z0-9])((?:node|host|dgx|compute|trn)[-_]?[0-9]{1,5}|ip(?:-[0-9]{1,3}){4})(?![A-Za-z0-9])"
-)
 
 
 def _of_folder(log: ReadLog) -> ReadLog:

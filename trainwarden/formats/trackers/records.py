@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +14,9 @@ from trainwarden.errors import DataError
 from trainwarden.formats.interpret import interpreted
 from trainwarden.formats.protocol import LIKELY, NEVER, Found
 from trainwarden.formats.source import Source
+from trainwarden.formats.stamps import Times
 from trainwarden.formats.table import Table
+from trainwarden.recorded.logs import LogRow, read_rows
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 _LISTS: Final = ("metrics", "history", "rows", "records", "data", "log_history")
@@ -31,6 +34,8 @@ _WORDS: Final = (
     '"iter"',
     '"global_step"',
 )
+_TIMES: Final = ("ts", "time", "timestamp", "@timestamp", "_timestamp", "datetime", "date", "asctime", "time_s")
+_FEWEST: Final = 3  # objects of a file of which other lines are no JSON
 _OTHERS: Final = ('"traceEvents"', '"resultType"', '"pg_config"', '"communicators"', '"line"', '"coll_perf"')
 
 
@@ -51,15 +56,27 @@ class JsonRecords:
 
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
-        rows = _rows(source)
+        rows, texts = _rows(source)
         frame = pd.json_normalize(rows[:2_000_000]) if rows else pd.DataFrame()
         if not len(frame):
             raise DataError(f"{source.name} holds no records")
         frame = frame[[one for one in frame.columns if not frame[one].map(lambda cell: isinstance(cell, list)).any()]]
-        return interpreted(Table(source.name, frame, columns, range(1, len(frame) + 1)))
+        found = interpreted(Table(source.name, frame, columns, range(1, len(frame) + 1)))
+        if texts:
+            found.logs.append(read_rows(_texts(rows, texts), source.name).table)
+            found.notes.append(f"{len(texts)} lines that are no JSON are read as lines of a log")
+        return found
 
 
-def _rows(source: Source) -> list[dict[str, Any]]:
+def _texts(rows: Sequence[dict[str, Any]], texts: Sequence[tuple[int, str]]) -> list[LogRow]:
+    """Lines between the records, each at the time of the record before it."""
+    cells = [next((row[key] for key in _TIMES if row.get(key) not in (None, "")), None) for row in rows]
+    times_s = Times(cells).values_s.tolist()
+    at = [times_s[max(0, place - 1)] for place, _ in texts]
+    return [LogRow(line, None if math.isnan(time_s) else time_s) for (_, line), time_s in zip(texts, at, strict=True)]
+
+
+def _rows(source: Source) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
     data = source.data(MAX_BYTES)
     try:
         whole = msgspec.json.decode(data)
@@ -77,7 +94,7 @@ def _rows(source: Source) -> list[dict[str, Any]]:
         whole = [whole] if inner is None else inner
     if not isinstance(whole, list):
         raise DataError(f"{source.name} holds no list of records")
-    return [row for row in whole if isinstance(row, dict)]
+    return [row for row in whole if isinstance(row, dict)], []
 
 
 def with_nan(data: bytes) -> Any:
@@ -117,8 +134,15 @@ def answers_of(source: Source) -> Iterator[Any]:
             raise DataError(f"{source.name} is not JSON: {whole}") from error
 
 
-def _by_line(data: bytes, name: str) -> list[dict[str, Any]]:
-    found, bad = [], 0
+def _by_line(data: bytes, name: str) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
+    """The objects, and what else stands between them: how many came before it, and its words.
+
+    A program's own records share its output with libraries that know no JSON. What begins like an object and is none
+    is broken, and of that a file may hold little.
+    """
+    found: list[dict[str, Any]] = []
+    texts: list[tuple[int, str]] = []
+    bad = 0
     first = ""
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
@@ -129,10 +153,14 @@ def _by_line(data: bytes, name: str) -> list[dict[str, Any]]:
             if isinstance(row := with_nan(line), dict):
                 found.append(row)
                 continue
-            bad, first = bad + 1, first or f"line {number}: {error}"
+            if line.lstrip()[:1] == b"{" or not line.strip(b"\0 \t\r"):
+                bad += 1
+            else:
+                texts.append((len(found), line.decode("utf-8", "replace").rstrip("\r")))
+            first = first or f"line {number}: {error}"
             continue
         if isinstance(row, dict):
             found.append(row)
-    if bad > 1 + len(found) // 100:
-        raise DataError(f"{name} {first}; {bad} lines are no JSON")
-    return found
+    if bad > 1 + len(found) // 100 or (texts and len(found) < _FEWEST):
+        raise DataError(f"{name} {first}; {bad + len(texts)} lines are no JSON")
+    return found, texts
