@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from trainwarden.detectors.logs.unknown_ends import UnknownEnd
 
 MOST_REASONS: Final = 3
+_LOG: Final = re.compile(
+    r"\.(?:log|out|err)(?:\.[0-9]{1,4})?$|\bslurm-[0-9]"
+)  # files that tell of a training themselves
 AMOUNTS: Final = ("iterations", "metrics_rows", "log_lines", "collectives", "nodes", "entities", "dumps", "events")
 NORMAL: Final = "nothing says what is normal"
 _REMEDIES: Final = (
@@ -85,7 +89,10 @@ def answer_words(job: Mapping[str, Any]) -> str:
     """The answer of a job without an incident, in words."""
     if job.get("answer") == NOT_JUDGED:
         return "NOT JUDGED: " + "; ".join(str(msgspec.convert(one, Blind)) for one in job["not_judged"])
-    return f"healthy: no incident in {_watched(job['input'])} by {', '.join(job.get('judged_by', ())) or 'no detector'}"
+    logs = [one["path"] for one in job.get("judged", {}).get("unread", ()) if _LOG.search(one["path"])]
+    but = f"; BUT NOT READ: {', '.join(logs[:3])}" if logs else ""
+    by = ", ".join(job.get("judged_by", ())) or "no detector"
+    return f"healthy: no incident in {_watched(job['input'])} by {by}{but}"
 
 
 def _watched(amounts: Mapping[str, Any]) -> str:
