@@ -13,6 +13,7 @@ from trainwarden.json_objects import incident_object
 from trainwarden.recorded.job import RecordedJob
 
 MAX_LISTED: Final = 10_000
+SPEAKS: Final = 0.5  # the score from which on a vote is for an incident
 D = TypeVar("D")
 
 
@@ -21,11 +22,10 @@ def job_object(result: ReplayResult) -> dict[str, Any]:
     whole = _whole_job(result.job)
     incidents = [incident_object(record) for record in result.incidents]
     for incident in incidents:
+        nameless = whole and _by_steps_alone(result, incident["votes"])
         for suspect in incident["suspects"]:
             suspect["node"] = suspect["node"] or None
-            # Steps of the whole job name no rank; lines of its ranks do.
-            if whole and incident["votes"].get("log_window", 0.0) < 0.5:
-                suspect["rank"] = None
+            suspect["rank"] = None if nameless else suspect["rank"]
     return {
         "job": result.job.name,
         "rule": result.rule,
@@ -69,6 +69,12 @@ def input_object(job: RecordedJob) -> dict[str, Any]:
 def _whole_job(job: RecordedJob) -> bool:
     """True if step times are the whole job's, not those of single ranks."""
     return job.iterations is not None and set(job.iterations.ranks) <= {None} and job.collectives is None
+
+
+def _by_steps_alone(result: ReplayResult, votes: dict[str, float]) -> bool:
+    """Whether only step times speak for an incident: those of a whole job name no rank; logs and facts do."""
+    told = [name for name, score in votes.items() if score >= SPEAKS]
+    return all(name in result.detectors and result.detectors[name].role.reads == "steps" for name in told)
 
 
 def _of(result: ReplayResult, kind: type[D]) -> D | None:

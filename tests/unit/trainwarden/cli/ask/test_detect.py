@@ -239,3 +239,30 @@ def test_who_ended_a_job_that_did_not_fail_is_said(tmp_path: Path, capsys: pytes
     log.write_text("\n".join([*steps, killed, end, ""]))
     assert detect(log) == 1
     assert "stopped the job" not in capsys.readouterr().out
+
+
+def test_a_rank_that_lines_of_ranks_name_is_named_although_steps_are_of_the_whole_job(tmp_path: Path) -> None:
+    head = "ProcessGroupNCCL.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank"
+    lines = [
+        f"[rank{rank}]:[titan] 2026-11-04 08:{n // 6:02d}:{10 * n % 60:02d},020 - root - INFO - "
+        f"step: {n + 1}  loss:  2.5"
+        for n in range(40)
+        for rank in range(4)
+    ]
+    for rank in (0, 1, 3):
+        lines += [
+            f"[rank{rank}]:[E1104 08:16:40.996670 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective "
+            "operation timeout: WorkNCCL(SeqNum=41, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran "
+            "for 600040 milliseconds before timing out.",
+            f"[rank{rank}]:[E1104 08:16:40.996690 {head} {rank}]  failure detected by watchdog at work sequence id: 41 "
+            "PG status: last enqueued work: 43, last completed work: 40",
+        ]
+    lines.append(
+        f"[rank2]:[E1104 08:16:41.440268 {head} 2] Received a dump signal due to a collective timeout from  rank 0 and "
+        "we will try our best to dump the debug info. Last enqueued NCCL work: 40, last completed NCCL work: 40."
+    )
+    log, out = tmp_path / "train.log", tmp_path / "out.json"
+    log.write_text("\n".join([*lines, ""]))
+    assert detect(log, json=str(out)) == 1
+    (incident,) = json.loads(out.read_text())["jobs"][0]["incidents"]
+    assert (incident["kind"], [who["rank"] for who in incident["suspects"]]) == ("hang", [2])
