@@ -9,7 +9,15 @@ import numpy as np
 
 from trainwarden.detectors.devices.contract_stream import device_records
 from trainwarden.detectors.devices.peer_memory import PeerFamily
-from trainwarden.detectors.devices.signs import GPU_METRICS, GPU_SIGNS, NIC_METRICS, NIC_SIGNS, gpu_signs, nic_signs
+from trainwarden.detectors.devices.signs import (
+    CAP,
+    GPU_METRICS,
+    GPU_SIGNS,
+    NIC_METRICS,
+    NIC_SIGNS,
+    gpu_signs,
+    nic_signs,
+)
 from trainwarden.detectors.job.object_codec import WholeMemory
 from trainwarden.detectors.job.samples import Entity, name_of
 from trainwarden.detectors.job.window import Window
@@ -29,6 +37,7 @@ _SAYS: Final = {
     "throttled": "its clocks are held down",
     "narrow": "{size:.0f} PCIe lanes where its peers have {middle:.0f}",
     "old_link": "PCIe generation {size:.0f} under load where its busy peers have {middle:.0f}",
+    "capped": "its power limit is {size:.0f} W where its peers have {middle:.0f}",
     "down": "not active (state {size:.0f}) while the ports of this name on like nodes are",
     "slow_link": "runs at {size:.0f} Gb/s where the ports of this name on like nodes have {middle:.0f}",
 }
@@ -36,8 +45,8 @@ _UNIT: Final = {"clock_low": 1e6, "memory_clock_low": 1e6, "slow_link": 1.25e8}
 _METRIC: Final = {
     "clock_low": "gpu_sm_clock_hertz", "memory_clock_low": "gpu_memory_clock_hertz", "power_low": "gpu_power_watts",
     "hot": "gpu_temperature_celsius", "throttled": "gpu_throttle_hardware_state",
-    "narrow": "gpu_pcie_link_width_count", "old_link": "gpu_pcie_link_generation_version", "down": NIC_METRICS[0],
-    "slow_link": NIC_METRICS[1],
+    "narrow": "gpu_pcie_link_width_count", "old_link": "gpu_pcie_link_generation_version", "capped": CAP,
+    "down": NIC_METRICS[0], "slow_link": NIC_METRICS[1],
 }  # fmt: skip
 Accused = tuple[str, int, tuple[str, ...]]
 """A family, a row of it, and the signs."""
@@ -165,8 +174,9 @@ def _kinds(signs: tuple[str, ...]) -> list[tuple[IncidentKind, tuple[str, ...]]]
     """
     found: list[tuple[IncidentKind, tuple[str, ...]]] = []
     statistical = tuple(sign for sign in signs if sign in {*_WORKS_LESS, "hot", "throttled"})
-    if len(statistical) >= 2 and set(statistical) & set(_WORKS_LESS):
-        found.append(("gpu_throttle", statistical))
+    set_low = tuple(sign for sign in signs if sign == "capped")  # a setting, and no statistics
+    if set_low or (len(statistical) >= 2 and set(statistical) & set(_WORKS_LESS)):
+        found.append(("gpu_throttle", (*set_low, *statistical)))
     if links := tuple(sign for sign in signs if sign in ("narrow", "old_link")):
         found.append(("pcie_error", links))
     kinds: tuple[tuple[str, IncidentKind], ...] = (("down", "nic_down"), ("slow_link", "nic_error"))

@@ -26,11 +26,16 @@ UNLIKE: Final = (
     ("power_low", "gpu_power_watts", 0.15, True, -1),
     ("hot", "gpu_temperature_celsius", 8.0, False, 1),
 )
+DRAWN: Final = "gpu_power_watts"
+CAP: Final = "gpu_power_limit_watts"
+WORKS: Final = 0.6  # of its power limit: so much a GPU draws that works, where nothing says how much it is used
+LEAST_CAPPED: Final = 0.05  # below the limit that its peers share
 THROTTLED: Final = ("gpu_throttle_thermal_state", "gpu_throttle_hardware_state")
 GPU_METRICS: Final = (
     *AT_WORK, *(row[1] for row in UNLIKE), *THROTTLED, "gpu_pcie_link_width_count", "gpu_pcie_link_generation_version",
+    CAP,
 )  # fmt: skip
-GPU_SIGNS: Final = (*(row[0] for row in UNLIKE), "throttled", "narrow", "old_link")
+GPU_SIGNS: Final = (*(row[0] for row in UNLIKE), "throttled", "narrow", "old_link", "capped")
 NIC_METRICS: Final = ("nic_rdma_link_state", "nic_rdma_rate_bytes_per_second")
 NIC_SIGNS: Final = ("down", "slow_link")
 
@@ -40,7 +45,8 @@ def gpu_signs(now: dict[str, Floats], roles: list[str]) -> Found:
 
     A clock is slow only where no more power is drawn than by the peers: who draws more works harder.
     """
-    busy = np.fmax(*(now[name] for name in AT_WORK)) >= BUSY
+    used = np.fmax(*(now[name] for name in AT_WORK))
+    busy = (used >= BUSY) | (np.isnan(used) & (now[DRAWN] >= WORKS * now[CAP]))
     codes = np.unique(np.array(roles, dtype=object).astype(str), return_inverse=True)[1]
     none = np.zeros(busy.size, dtype=np.bool_), np.full(busy.size, np.nan), np.full(busy.size, np.nan)
     found: Found = {sign: (none[0].copy(), none[1].copy(), none[2].copy()) for sign in GPU_SIGNS}
@@ -61,6 +67,8 @@ def gpu_signs(now: dict[str, Floats], roles: list[str]) -> Found:
         own = codes == code
         flags, usual = below_usual(now["gpu_pcie_link_width_count"], own)
         _keep(found["narrow"], flags, now["gpu_pcie_link_width_count"], usual, own, odd=False)
+        flags, usual = below_usual(now[CAP], own)
+        _keep(found["capped"], flags & (now[CAP] < (1.0 - LEAST_CAPPED) * usual), now[CAP], usual, own)
     return found
 
 

@@ -14,14 +14,14 @@ HEALTHY = {
 }  # fmt: skip
 
 
-def judged(sick, *, size=16, who=(0,), ticks=12, roles=None, until=None):
+def judged(sick, *, size=16, who=(0,), ticks=12, roles=None, until=None, well=HEALTHY):
     """The vote at the end of a run in which the GPUs `who` have the values `sick`."""
     rng = np.random.default_rng(1)
     detector = DevicePeers(DevicePeers.Config())
     for tick in range(ticks):
         values = {}
-        for name, usual in HEALTHY.items():
-            column = usual * rng.normal(1.0, 0.005, size)
+        for name, usual in well.items():
+            column = usual * (rng.normal(1.0, 0.005, size) if "limit" not in name else np.ones(size))
             column[list(who)] = sick.get(name, usual) if until is None or tick < until else usual
             values[name] = column.tolist()
         time_s = START_S + EVERY_S * tick
@@ -161,3 +161,27 @@ def test_nodes_whose_samples_come_at_other_moments_are_peers_all_the_same():
             vote = detector.score(window)
     assert vote.kind == "gpu_throttle"
     assert [one.node for one in vote.suspects] == ["n5"]
+
+
+CAPPED = {**HEALTHY, "gpu_power_limit_watts": 700.0}
+
+
+def test_a_power_limit_below_that_of_the_peers_is_named_also_where_nothing_says_how_much_they_work():
+    vote = judged({"gpu_power_limit_watts": 400.0}, well=CAPPED)
+    assert (vote.kind, [one.device for one in vote.suspects]) == ("gpu_throttle", ["0"])
+    assert "its power limit is 400 W where its peers have 700" in vote.reason
+    unused = {name: value for name, value in CAPPED.items() if "utilization" not in name}
+    vote = judged({"gpu_power_limit_watts": 400.0, "gpu_power_watts": 399.0, "gpu_sm_clock_hertz": 1.1e9}, well=unused)
+    assert "1100 MHz" in vote.reason
+
+
+@pytest.mark.parametrize(
+    ("sick", "more"),
+    [
+        ({"gpu_power_limit_watts": 690.0}, {}),  # a few watts less
+        ({"gpu_power_limit_watts": 400.0}, {"who": range(8)}),  # two kinds of settings
+        ({"gpu_power_limit_watts": 400.0}, {"roles": ["A"] * 1 + ["B"] * 15}),
+    ],
+)
+def test_other_power_limits_accuse_nobody(sick, more):
+    assert judged(sick, well=CAPPED, **more).opinion == "normal"

@@ -54,6 +54,10 @@ def judges(detectors: Mapping[str, Any], abstained: Mapping[str, str], *, facts:
 STEPLESS: Final = Blind(
     "ranks were seen, but no training step of them", "record iterations, or let the job run longer (docs/data.md)"
 )
+RAS_ONCE: Final = Blind(
+    "every rank answers NCCL's RAS service, and counts of calls differ while a job runs as well",
+    "give a second answer, some seconds later",
+)
 
 
 def answered(
@@ -130,6 +134,12 @@ def _blind(job: Mapping[str, Any]) -> list[Blind]:
     if amounts is not None and not any(amounts.get(key) for key in AMOUNTS):
         if unread := job.get("judged", {}).get("unread"):
             return [_unread(one) for one in unread[:MOST_REASONS]]
+        files = [one for one in job.get("judged", {}).get("files", ()) if one["rows"]]
+        if any(one["format"] == "nccl ras" for one in files):
+            return [RAS_ONCE]
+        if files:
+            said = job["judged"].get("notes") or [f"{files[0]['path']}: nothing of it can be judged"]
+            return [Blind(note, "docs/data.md lists what is judged") for note in said[:MOST_REASONS]]
         return [Blind("everything that was read is empty", "record metrics, iterations or logs (docs/data.md)")]
     reasons = Counter(reason.partition(": give")[0] for reason in job["abstained"].values())
     present = [(one, count) for one, count in reasons.items() if not one.endswith("were recorded")]

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from tests.places import ROOT
 from tests.unit.detectors import recordings
 from trainwarden.cli import main as command_line
 from trainwarden.cli.ask.detect import detect
@@ -266,3 +267,27 @@ def test_a_rank_that_lines_of_ranks_name_is_named_although_steps_are_of_the_whol
     assert detect(log, json=str(out)) == 1
     (incident,) = json.loads(out.read_text())["jobs"][0]["incidents"]
     assert (incident["kind"], [who["rank"] for who in incident["suspects"]]) == ("hang", [2])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        (
+            "queue.txt",
+            "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)\n"
+            "               881     train  llama70    alice  R 1-02:11:09     16 gpu-[01-16]\n",
+            "queue.txt: no job of it has ended",
+        ),
+        (
+            "ras.txt",
+            (ROOT / "tests/data/formats/nccl_ras/killed.txt").read_text().split("Errors")[0],
+            "a second answer",
+        ),
+    ],
+)
+def test_what_was_read_and_says_nothing_is_not_called_empty(
+    name: str, text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert detect(tmp_path / name) == 3
+    assert reason in capsys.readouterr().out
