@@ -16,7 +16,12 @@ from trainwarden.recorded.job import Floats, LogTable, MetricTable
 COUNT: Final = "gpu_ecc_uncorrectable_volatile_count"
 WIDTH: Final = "gpu_pcie_link_width_count"
 MAX_WIDTH: Final = "gpu_pcie_link_width_max_count"
-LEAST_PEERS: Final = 3  # with all their lanes
+CLOCK: Final = "gpu_sm_clock_hertz"
+USE: Final = "gpu_utilization_ratio"
+HELD_DOWN: Final = ("gpu_throttle_hardware_state", "gpu_throttle_thermal_state")
+SLOW: Final = 0.7  # of the peers' clock: what is held down for a moment only is seldom as slow
+BUSY: Final = 0.5  # share of time: clocks of idle GPUs say nothing
+LEAST_PEERS: Final = 3  # with all their lanes, or not held down
 HEAT: Final = "gpu_temperature_celsius"
 MOST_HEAT: Final = 85.0  # °C, above which heat is looked at for how long it lasts (detectors/devices/limits.toml)
 # What must be absent of every device before a look at all of them is a clean one.
@@ -30,7 +35,7 @@ def kept_errors(table: MetricTable | None) -> list[LogTable]:
     """Lines about devices with errors, of a table with one row for each device; about all of them where none has."""
     if table is None or np.unique(table.entity).size < table.entity.size:
         return []
-    failed = [*_uncorrectable(table), *_narrow(table)]
+    failed = [*_uncorrectable(table), *_narrow(table), *_held_down(table)]
     if not failed:
         return _clean(table)
     rows = np.array([row for row, _ in failed], np.int64)
@@ -52,6 +57,21 @@ def _narrow(table: MetricTable) -> Iterator[tuple[int, Verdict]]:
         for row in np.flatnonzero(narrow & (width > 0)).tolist():
             words = f"{width[row]:.0f} lanes of {most[row]:.0f}, while {whole.sum()} others have all"
             yield row, Verdict(_device(table, row), "pcie", words)
+
+
+def _held_down(table: MetricTable) -> Iterator[tuple[int, Verdict]]:
+    """Busy GPUs that say that their clocks are held down, and whose clock is far below that of busy peers."""
+    clock, idle = _column(table, CLOCK), _column(table, USE) < BUSY
+    held = np.fmax(*(np.nan_to_num(_column(table, name)) for name in HELD_DOWN)) > 0.5
+    peers = ~held & ~idle & np.isfinite(clock)
+    if peers.sum() < LEAST_PEERS:
+        return
+    usual = float(np.median(clock[peers]))
+    for row in np.flatnonzero(held & ~idle & (clock < SLOW * usual)).tolist():
+        words = (
+            f"its clocks are held down, {clock[row] / 1e6:.0f} MHz where {peers.sum()} others have {usual / 1e6:.0f}"
+        )
+        yield row, Verdict(_device(table, row), "clocks", words)
 
 
 def _clean(table: MetricTable) -> list[LogTable]:

@@ -82,3 +82,34 @@ def test_a_gpu_that_shows_errors_for_its_values_does_not_answer(
     found = NvidiaSmiText().read(Source(path, path.name), {})
     lines = [line for log in found.logs for line in log.lines]
     assert [line.partition(" failed: ")[0] for line in lines] == ["health check: gpu1 gpu"] * lost
+
+
+HELD, CLOCK, USE = "gpu_throttle_hardware_state", "gpu_sm_clock_hertz", "gpu_utilization_ratio"
+
+
+def clocks(*held: tuple[float, float, float]) -> list[str]:
+    """Lines about GPUs of (whether held down, clock in MHz, use)."""
+    rows = [{"time_s": 1.79e9, "device": f"gpu{n}", HOT: 60.0, HELD: state, CLOCK: 1e6 * mhz, USE: use}
+            for n, (state, mhz, use) in enumerate(held)]  # fmt: skip
+    return [line.removeprefix("health check: ") for log in kept_errors(metric_table(pd.DataFrame(rows)))
+            for line in log.lines]  # fmt: skip
+
+
+def test_a_gpu_that_is_held_down_far_below_busy_peers_is_reported():
+    assert clocks((1, 735, 1), *[(0, 1950, 1)] * 3) == [
+        "gpu0 clocks failed: its clocks are held down, 735 MHz where 3 others have 1950"
+    ]
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        ((1, 1800, 1), *[(0, 1950, 1)] * 3),  # for a moment, perhaps
+        ((0, 735, 1), *[(0, 1950, 1)] * 3),  # other work
+        ((1, 735, 0), *[(0, 1950, 1)] * 3),  # idle
+        ((1, 735, 1), *[(0, 1950, 0)] * 3),  # beside idle ones
+        ((1, 735, 1), *[(0, 1950, 1)] * 2),  # too few
+    ],
+)
+def test_clocks_that_one_look_does_not_explain_accuse_nobody(gpus: tuple[tuple[float, float, float], ...]):
+    assert not [line for line in clocks(*gpus) if "failed" in line]
