@@ -413,3 +413,21 @@ def test_signatures_survive_other_numbers_and_trailing_text(line: str) -> None:
     assert first is not None
     assert again is not None
     assert again.id == first.id or again.role == first.role
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("botocore.exceptions.ClientError: An error occurred (ExpiredToken) when calling the PutObject operation: "
+         "The provided token has expired.", "cloud.credentials"),
+        ("botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: 'https://s3.x/bkt'",
+         "storage.object_store"),
+        ("[Error]: UCE ERROR, device 3", "ascend.memory"),
+        ("[METAL] Command buffer execution failed: Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)",
+         "metal.command_buffer"),
+    ],
+)  # fmt: skip
+def test_what_lies_outside_of_cuda_has_rules_of_its_own(line: str, rule: str) -> None:
+    found = RULES.match(line)
+    assert found is not None
+    assert found.id == rule
