@@ -199,8 +199,10 @@ def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
     named = [one for one in named if one.node not in of_devices or not of_previous(one.line)]
     # Whoever a scheduler names goes before the node whose output its words stand in.
     named = sorted(named, key=lambda one: node_said(one.line) is None)
-    if kind == "storage" and len({one.rank for one in findings if one.rank is not None}) > 1:
-        named = []  # what several ranks share is none's own
+    nodes = {one.node for one in findings if one.rank is not None}
+    shared = len({one.rank for one in findings if one.rank is not None}) > 1 and (len(nodes) > 1 or "" in nodes)
+    if kind == "storage" and shared:
+        named = []  # what ranks of several nodes share is none's own
     suspects = tuple(
         Suspect(
             score=1.0 if place == 0 else 0.5,

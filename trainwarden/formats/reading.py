@@ -200,12 +200,11 @@ def _read_file(gathered: _Gathered, path: Path, name: str, said: Mapping[str, st
     try:
         found = _made_of(kind, source, said)
     except DataError as error:
-        lenient = None if isinstance(error, Misfit) or kind != "recorded table" else _leniently(path, name, said)
-        plain = None if lenient is not None or isinstance(error, Misfit) else _as_lines(source, error)
-        if lenient is None and plain is None:
+        other = _otherwise(kind, source, said, error)
+        if other is None:
             gathered.fail(name, kind, error)
             return
-        found, kind = (lenient, "table") if lenient is not None else (plain or Found(), PLAIN)
+        kind, found = other
     if source.cut:
         found.notes.append("the packed file is cut short: what stands before the cut is read")
     gathered.add(name, kind, found)
@@ -241,6 +240,15 @@ def _made_of(kind: str, source: Source, said: Mapping[str, str]) -> Found:
         raise DataError(f"{source.name}: it cannot be read as {kind} ({what})") from error
 
 
+def _otherwise(kind: str, source: Source, said: Mapping[str, str], why: DataError) -> tuple[str, Found] | None:
+    """What else a file may be that its own format's reader refuses, and what it holds then."""
+    if isinstance(why, Misfit):
+        return None
+    table = _leniently(source, said) if kind == "recorded table" else None
+    lines = _as_lines(source, why) if table is None else None
+    return ("table", table) if table is not None else None if lines is None else (PLAIN, lines)
+
+
 def _as_lines(source: Source, why: DataError) -> Found | None:
     """The lines of a file that its own format's reader refuses, where it may be a log; None where it is none."""
     last = source.name.rsplit("/", 1)[-1].lower()
@@ -250,14 +258,14 @@ def _as_lines(source: Source, why: DataError) -> Found | None:
         found = _made_of(TEXT, source, {})
     except DataError:
         return None
-    found.notes.append(f"read as lines of a log, for {why}")
+    found.notes.append(f"read as lines of a log, for {str(why).removeprefix(f'{source.name}: ')}")
     return found
 
 
-def _leniently(path: Path, name: str, said: Mapping[str, str]) -> Found | None:
+def _leniently(source: Source, said: Mapping[str, str]) -> Found | None:
     """What the lenient reader makes of a table that the strict one refuses; None where it refuses it too."""
     try:
-        found = _made_of("table", Source(path, name), said)
+        found = _made_of("table", source, said)
     except DataError:
         return None
     return found if found.metrics or found.iterations else None

@@ -63,10 +63,9 @@ _HOST = re.compile(
     r" ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}) (?:[A-Z]{3,8} )?(?:kernel|[A-Za-z0-9_./-]{1,48}\[[0-9]{1,10}\]): "
 )
 _NCCL_HOST = re.compile(r" {0,2}([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}:[0-9]{1,10} \[[0-9]{1,3}\] ")
-# kubectl describe pod: its parts begin at the left, and say in whose node it is in one line.
-_POD_NODE = re.compile(
-    r"Node: {1,20}([a-z0-9][a-z0-9.-]{0,252})/[0-9A-Fa-f.:]{0,45}$"
-)  # no address once the pod is gone
+# kubectl describe pod: its parts begin at the left, and say in whose node it is in one line, whose address is left
+# out once the pod is gone.
+_POD_NODE = re.compile(r"Node: {1,20}([a-z0-9][a-z0-9.-]{0,252})/[0-9A-Fa-f.:]{0,45}$")
 _OF_POD = ("Name: ", "Node: ")
 _NODE_NAME = re.compile(r"Name: {1,40}([a-z0-9][a-z0-9.-]{0,252})$")  # of kubectl describe node, which has roles too
 _UCX_HOST = re.compile(r" {0,2}\[([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):[0-9]{1,10}(?::[0-9]{1,10}){1,2}\] ")

@@ -64,9 +64,8 @@ _REMOTE: Final = frozenset({"ray.task"})  # whose traceback follows without its 
 _NON_FINITE: Final = "numeric.non_finite"
 # What a program may go on without, so it counts only where something ended by it.
 _ENDS_SOME: Final = frozenset({"python.exception", *OUTSIDE})
-_POD: Final = re.compile(
-    r"\[[a-z0-9-]{1,63}\]\[([a-z0-9][a-z0-9-]{0,250}-[0-9]{1,6})\]"
-)  # namespace and pod, as stern can
+# Namespace and pod, as a template of stern writes them.
+_POD: Final = re.compile(r"\[[a-z0-9-]{1,63}\]\[([a-z0-9][a-z0-9-]{0,250}-[0-9]{1,6})\]")
 _ENDS_NOTHING: Final = frozenset({"host_contention", "slow_link", "log_storm"})  # what a job survives
 
 

@@ -247,7 +247,7 @@ def _of_nobody(cause: Cause, causes: Sequence[Cause]) -> Cause:
     if cause.rule in _ELSEWHERE or (outside and len(ranks) >= WITNESSES):
         cause.rank = cause.node = None
         if len(ranks) >= WITNESSES:
-            cause.line, cause.file = f"{len(ranks)} ranks say it, so nobody is accused: {cause.line}", ""
+            cause.line, cause.file = f"{len(ranks)} ranks report it, so no rank is blamed: {cause.line}", ""
     return cause
 
 

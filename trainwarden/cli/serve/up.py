@@ -24,7 +24,7 @@ from trainwarden.settings import ServeSettings, Settings, load
 
 WATCHING: Final = ("agent", "detector", "engine")
 LEARNING: Final = ("archive", "trainer")
-PAGES: Final = 10  # so many of one machine have ports beside each other
+PAGES: Final = 10  # ports that are tried, from the default one on
 
 
 def up(*, config: ConfigFile = None, run_dir: RunDir = None) -> int:

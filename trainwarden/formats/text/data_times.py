@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from trainwarden.formats.text.step_times import line_time_s
 from trainwarden.formats.verdicts import Verdict, line_of
 from trainwarden.log_shapes import by_shape, unmasked
 from trainwarden.recorded.job import Floats, IterationTable, LogTable
@@ -56,7 +57,7 @@ def data_waits(logs: Iterable[LogTable], told: IterationTable | None = None) -> 
             f"before {_median(usual, 'data_s'):.3g} s of {_median(usual, 'step_s'):.3g} s"
         )
         places = [one.place for one in meters]
-        times_s = np.array([_time_s(log, places, number, told) for number in stall])
+        times_s = np.array([line_time_s(log, places, number, told) for number in stall])
         nobody = (None,) * len(stall)
         found.append(
             LogTable("data times", times_s, nobody, nobody, [line_of(Verdict("job", "data", words))] * len(stall))
@@ -112,14 +113,3 @@ _may_tell = by_shape(lambda shape: _tells(unmasked(shape)))
 def _median(meters: Sequence[_Meter], name: str) -> float:
     values: Floats = np.array([getattr(one, name) for one in meters])
     return float(np.median(values))
-
-
-def _time_s(log: LogTable, places: Sequence[int], number: int, told: IterationTable | None) -> float:
-    """When a meter's line was written: by its stamp, else by the times of the steps, else the stamp before."""
-    stamps_s = log.times_s[: places[number] + 1]
-    known_s = stamps_s[np.isfinite(stamps_s)]
-    if told is not None and not np.isfinite(stamps_s[-1]) and told.timed == bool(known_s.size):
-        row = number - (len(places) - told.step.size)  # a run's first line may have no time of its own
-        if 0 <= row < told.step.size:
-            return float(told.end_s[row])
-    return float(known_s[-1]) if known_s.size else float("nan")

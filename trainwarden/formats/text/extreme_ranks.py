@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from trainwarden.formats.text.step_times import line_time_s
 from trainwarden.formats.verdicts import LEAST_RATIO, Verdict, line_of
 from trainwarden.log_shapes import by_shape, unmasked
 from trainwarden.recorded.job import IterationTable, LogTable
@@ -52,7 +53,7 @@ def extreme_ranks(logs: Iterable[LogTable], told: IterationTable | None = None) 
         least, most = (float(np.median([getattr(one, name) for one in late])) for name in ("least", "most"))
         words = f"{least:.1f} TF, the least of all, where the most is {most:.1f} TF{_clock(log, late)}"
         line = line_of(Verdict(f"rank{late[0].rank}", "compute", words))
-        time_s = _time_s(log, prints, number, told)
+        time_s = line_time_s(log, [one.place for one in prints], number, told)
         found.append(LogTable("rank extremes", np.array([time_s]), (None,), (late[0].rank,), [line]))
     return found
 
@@ -107,13 +108,3 @@ def _clock(log: LogTable, late: list[_Print]) -> str:
         if (match := _CLOCK.search(line)) and int(match[2]) == late[0].rank:
             return f", at {match[1]} MHz"
     return ""
-
-
-def _time_s(log: LogTable, prints: list[_Print], number: int, told: IterationTable | None) -> float:
-    """When a print was written: by its stamp or the one before, else by the times of the steps."""
-    stamps_s = log.times_s[: prints[number].place + 1]
-    known_s = stamps_s[np.isfinite(stamps_s)]
-    if known_s.size:
-        return float(known_s[-1])
-    row = number - (len(prints) - told.step.size) if told is not None and not told.timed else -1
-    return float(told.end_s[row]) if told is not None and 0 <= row < told.step.size else float("nan")

@@ -17,6 +17,7 @@ from trainwarden.recorded.logs import is_epoch
 FEWEST: Final = 20  # steps: of fewer no level is known
 ROUNDED_S: Final = 10.0  # stamps of whole seconds are so far apart at least that rounding is a tenth of it
 MOST_S: Final = 86_400.0
+_MOST_MORE: Final = 2  # lines than steps, or fewer, where each step has one
 _MOST_APART: Final = 10_000  # steps between two lines
 BASIS: Final = "log"
 
@@ -95,7 +96,7 @@ def with_step_times(log: LogTable) -> LogTable:
     if len(rows) < FEWEST or np.isfinite(np.array(rows.stamp_s)).any() or not np.isfinite(durations_s).all():
         return log
     places, steps = np.array(rows.place), np.diff(np.array(rows.step), prepend=rows.step[0])
-    # A step that is told again, or of another life, is one.
+    # A step that is reported again, or of another life, is one.
     lasted_s = np.zeros(log.times_s.size)
     lasted_s[places] = durations_s * np.where((steps > 0) & (steps < _MOST_APART), steps, 1)
     begun = np.maximum.accumulate(np.where(known, np.arange(known.size), 0))
@@ -106,6 +107,25 @@ def with_step_times(log: LogTable) -> LogTable:
     filled = log.times_s.copy()
     filled[places] = np.minimum(times_s, behind_s)[places]
     return replace(log, times_s=filled)
+
+
+def line_time_s(log: LogTable, places: Sequence[int], number: int, told: IterationTable | None) -> float:
+    """When the line at ``places[number]`` of `log` was written; NaN if nothing says it.
+
+    By its stamp, else by the times of the steps where such a line comes with each of them, else by the stamp before it.
+
+    Parameters
+    ----------
+    told : IterationTable, optional
+        The steps that were read from the same logs.
+    """
+    stamps_s = log.times_s[: places[number] + 1]
+    known_s = stamps_s[np.isfinite(stamps_s)]
+    if told is not None and not np.isfinite(stamps_s[-1]) and told.timed == bool(known_s.size):
+        row = number - (len(places) - told.step.size)  # a run's first line may have no time of its own
+        if abs(len(places) - told.step.size) <= _MOST_MORE and 0 <= row < told.step.size:
+            return float(told.end_s[row])
+    return float(known_s[-1]) if known_s.size else math.nan
 
 
 def _by_trainer(log: LogTable) -> dict[str, _Rows]:

@@ -475,3 +475,11 @@ def test_torchrun_in_any_file_of_the_job_makes_its_tasks_no_ranks() -> None:
     again = LogWindow(LogWindowConfig())
     again.restore(detector.state())
     assert again.state() == detector.state()
+
+
+@pytest.mark.parametrize(("nodes", "named"), [(("g1", "g1"), ["g1", "g1"]), (("g1", "g2"), []), (("", ""), [])])
+def test_full_storage_of_one_node_names_it_and_storage_that_nodes_share_names_none(
+    nodes: tuple[str, str], named: list[str]
+) -> None:
+    lines = [Finding("r", "S", "root", "storage", "sev2", node=node, source="s", rank=rank, time_s=1.0, last_s=1.0, line="x") for rank, node in enumerate(nodes)]  # fmt: skip
+    assert [one.node for one in finding_vote("storage", lines).suspects] == named

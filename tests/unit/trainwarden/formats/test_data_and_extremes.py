@@ -6,9 +6,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.unit.detectors.last_words.judged import judged
+from trainwarden.formats.text.step_times import line_time_s
+from trainwarden.recorded.job import IterationTable, LogTable
 
 METERS: dict[str, Callable[[int, float, float], str]] = {
     "imagenet": lambda step, time, data: f"Epoch: [1][{step:>4}/5005]\tTime {time:6.3f} ( 0.2)\tData {data:6.3f} ( 0.1)\tLoss 2.1",  # noqa: E501
@@ -90,3 +93,24 @@ def test_a_line_behind_steps_without_stamps_is_as_old_as_they_say(tmp_path: Path
     lost = "The node with node id: ada3 and address: 10.9.8.5 and node name: n5 has been marked dead because the detector has missed too many heartbeats from it."  # noqa: E501
     (incident,) = judged(tmp_path, {"driver.log": ["2026-01-13 22:00:00 start", *steps, lost]})
     assert (incident.kind, incident.onset_s) == ("node_lost", 1_768_341_600.0 + 3600.0)
+
+
+@pytest.mark.parametrize(
+    ("stamps", "prints", "time_s"),
+    [
+        ([5.0, 6.0, 7.0, 8.0], 4, 8.0),  # its own stamp
+        ([np.nan] * 4, 4, 40.0),  # the fourth step's end
+        ([np.nan] * 4, 3, 40.0),  # the first step came without such a line
+        ([np.nan] * 14, 14, np.nan),  # not one for each step
+    ],
+)
+def test_a_line_that_comes_with_each_step_has_its_time(stamps: list[float], prints: int, time_s: float) -> None:
+    nobody, empty = (None,) * len(stamps), np.full(4, np.nan)
+    log = LogTable("a.log", np.array(stamps), nobody, nobody, ["x"] * len(stamps))
+    told = IterationTable(
+        rank=np.zeros(4, np.int64), ranks=(None,), nodes=(None,), step=np.arange(4), end_s=np.array([10.0, 20.0, 30.0, 40.0]),
+        duration_s=np.full(4, 10.0), compute_s=empty, wait_s=empty, pause_s=empty,
+        micro_batches=np.zeros(4, np.int64), steps=np.ones(4, np.int64), timed=False,
+    )  # fmt: skip
+    found = line_time_s(log, range(len(stamps) - prints, len(stamps)), prints - 1, told)
+    assert found == time_s or (np.isnan(found) and np.isnan(time_s))

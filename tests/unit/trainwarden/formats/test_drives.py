@@ -28,7 +28,7 @@ unused devices: <none>
 """
 
 
-def told(text: str, tmp_path: Path, name: str = "out.txt") -> list[str]:
+def lines_of(text: str, tmp_path: Path, name: str = "out.txt") -> list[str]:
     file = tmp_path / name
     file.write_text(text)
     return [line.removeprefix("health check: ") for log in read_job(file).logs for line in log.lines]
@@ -67,6 +67,6 @@ def told(text: str, tmp_path: Path, name: str = "out.txt") -> list[str]:
     ],
 )
 def test_drives_are_judged_by_their_own_word(text: str, lines: list[str], tmp_path: Path) -> None:
-    found = told(text, tmp_path)
+    found = lines_of(text, tmp_path)
     assert len(found) == len(lines)
     assert all(one.startswith(said) for one, said in zip(found, lines, strict=True)), found

@@ -32,7 +32,7 @@ def faulty(number: int, frames: tuple[str, ...]) -> str:
     return f"Current thread 0x00007fd8df25{number:04x} (most recent call first):\n" + "\n".join(rows) + "\n"
 
 
-def told(path: Path) -> list[tuple[int | None, str]]:
+def lines_of(path: Path) -> list[tuple[int | None, str]]:
     return [(log.ranks[0], log.lines[0]) for log in read_job(path).logs]
 
 
@@ -43,15 +43,15 @@ def test_the_rank_that_does_not_wait_with_the_others_is_named(written: Any, name
         (tmp_path / name.format(rank)).write_text(written(4000 + rank, LOADS if rank == 5 else WAITS))
     where = "poll (multiprocessing/connection.py:257), called by load_batch (data.py:3)"
     wait = "7 others wait in all_reduce (distributed/distributed_c10d.py:4181)"
-    assert told(tmp_path) == [(5, f"health check: rank5 progress failed: it stands in {where} while {wait}")]
+    assert lines_of(tmp_path) == [(5, f"health check: rank5 progress failed: it stands in {where} while {wait}")]
 
 
 def test_all_ranks_may_be_in_one_file(tmp_path: Path) -> None:
     whole = tmp_path / "dump.txt"
     whole.write_text("\n".join(f"=== rank {one} ===\n{spied(one, LOADS if one == 2 else WAITS)}" for one in range(4)))
-    assert [rank for rank, _ in told(whole)] == [2]
+    assert [rank for rank, _ in lines_of(whole)] == [2]
     whole.write_text("\n".join(spied(4000 + one, LOADS if one == 2 else WAITS) for one in range(4)))
-    assert [line.split(" failed")[0] for _, line in told(whole)] == ["health check: pid_4002 progress"]
+    assert [line.split(" failed")[0] for _, line in lines_of(whole)] == ["health check: pid_4002 progress"]
 
 
 def test_json_of_py_spy_and_its_text_say_the_same(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_json_of_py_spy_and_its_text_say_the_same(tmp_path: Path) -> None:
             frames.append({"name": call, "filename": f"/opt/{file}", "short_filename": file, "line": int(line)})
         thread = {"pid": 9 + rank, "thread_id": 1, "thread_name": "MainThread", "active": False, "frames": frames}
         (tmp_path / f"rank{rank}.json").write_text(json.dumps([thread, {**thread, "thread_name": "loader"}]))
-    assert [rank for rank, _ in told(tmp_path)] == [1]
+    assert [rank for rank, _ in lines_of(tmp_path)] == [1]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_nobody_is_named_where_nobody_is_waited_for(
 
 def test_real_dumps_are_read() -> None:
     """By py-spy and gdb of four real ranks, of which rank 2 slept while the others waited."""
-    assert [rank for rank, _ in told(SAMPLES / "all_ranks.txt")] == [2]
+    assert [rank for rank, _ in lines_of(SAMPLES / "all_ranks.txt")] == [2]
 
 
 def test_what_a_crash_prints_is_a_log(tmp_path: Path) -> None:

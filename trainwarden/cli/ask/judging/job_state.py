@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterable, Iterator
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -14,7 +16,9 @@ from trainwarden.cli.shared.kept_runs import KeptRun, killed_jobs
 from trainwarden.records import EventRecord, IncidentRecord
 
 GONE_S: Final = 5.0  # all ranks have ended for so long: a launcher that starts them again does so sooner
-UNJUDGED_S: Final = 20.0  # a live detector gives a verdict a second; Kafka shares its jobs out anew within seconds
+# A live detector gives a verdict a second, or as seldom as it is set to; Kafka shares its jobs out anew within seconds.
+UNJUDGED_S: Final = 20.0
+MISSED: Final = 3.0  # verdicts in a row
 NO_STEP: Final = "torch must train in the job's own Python, or the script marks its steps (docs/training_loops.md)"
 UNSEEN_END: Final = Blind("the command that watched it was killed, so how it ended is not known", "run it again")
 _COLUMNS: Final = ("job", "state", "answer", "ranks", "step", "s/iteration", "incidents")
@@ -130,7 +134,9 @@ def _blind(view: JobView, now_s: float, *, ended: bool) -> Blind | None:
     if not any(vote.opinion != "abstain" for one in view.verdicts for vote in one.votes.values()):
         return Blind("no detector has judged this job", "start one: trainwarden up, or trainwarden detector")
     newest_s = view.verdicts[-1].time_s
-    if not ended and now_s - newest_s > UNJUDGED_S:
+    times_s = [one.time_s for one in list(view.verdicts)[-10:]]
+    usual_s = statistics.median(b - a for a, b in pairwise(times_s)) if len(times_s) > 1 else 0.0
+    if not ended and now_s - newest_s > max(UNJUDGED_S, MISSED * usual_s):
         return Blind(f"the detector has not judged it for {now_s - newest_s:,.0f} s", "see trainwarden doctor")
     if not view.steps_done():
         if untrained := view.untrained():

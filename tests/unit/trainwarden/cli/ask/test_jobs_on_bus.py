@@ -134,6 +134,8 @@ GONE: Any = IncidentRecord(
         ((verdict(NOW_S, "abstain"),), 3, "not judged", False),
         ((verdict(NOW_S - 25.0),), 3, "not judged", False),  # its detector is gone
         ((verdict(NOW_S - 15.0),), 0, "healthy", False),
+        ((verdict(NOW_S - 110.0), verdict(NOW_S - 50.0)), 0, "healthy", False),  # set to one a minute
+        ((verdict(NOW_S - 310.0), verdict(NOW_S - 250.0)), 3, "not judged", False),
         ((verdict(NOW_S - 300.0), event("job_end", NOW_S - 299.0, exit_code=0)), 0, "healthy", True),
         ((verdict(NOW_S), event("job_end", NOW_S, exit_code=3)), 1, "incident", True),
         ((verdict(NOW_S), event("job_end", NOW_S, exit_code=143, interrupted="SIGTERM")), 0, "healthy", True),
