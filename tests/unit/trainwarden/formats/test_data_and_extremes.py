@@ -108,7 +108,8 @@ def test_a_line_that_comes_with_each_step_has_its_time(stamps: list[float], prin
     nobody, empty = (None,) * len(stamps), np.full(4, np.nan)
     log = LogTable("a.log", np.array(stamps), nobody, nobody, ["x"] * len(stamps))
     told = IterationTable(
-        rank=np.zeros(4, np.int64), ranks=(None,), nodes=(None,), step=np.arange(4), end_s=np.array([10.0, 20.0, 30.0, 40.0]),
+        rank=np.zeros(4, np.int64), ranks=(None,), nodes=(None,), step=np.arange(4),
+        end_s=np.array([10.0, 20.0, 30.0, 40.0]),
         duration_s=np.full(4, 10.0), compute_s=empty, wait_s=empty, pause_s=empty,
         micro_batches=np.zeros(4, np.int64), steps=np.ones(4, np.int64), timed=False,
     )  # fmt: skip
