@@ -169,9 +169,8 @@ class Agent:
         Unreachable
             If a service refuses us, or none has answered for `patience_s`.
         """
-        self.update(
-            waits=True, port=port, ranks=[], alive=[], failure=None, finished=False, first_step=None, restored=None
-        )
+        # What failed is said until we have a place: else this could overtake it, and nobody would know which rank did.
+        self.update(waits=True, port=port, ranks=[], alive=[], finished=False, first_step=None, restored=None)
         with self._changed:
             while True:
                 code, found = self._word.get("over"), self._begin
@@ -185,7 +184,7 @@ class Agent:
                     raise Unreachable(f"no rendezvous service has answered for {patience_s:.0f} s")
                 self._changed.wait(FORGET_S)
             self.stop_requested_s = None
-        self.update(at=found.round, waits=False)
+        self.update(at=found.round, waits=False, failure=None)
         return found
 
     def _hello(self, own_host: str) -> Fields:

@@ -30,7 +30,7 @@ _GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 # By events of another form, and by threads that cannot be started. Not Exception: torchrun's handler of SIGTERM raises
 # one of its own wherever the main thread is, also where an event is read, and that is to pass.
 UNKNOWN_FORM: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-Changed = Callable[[dict[str, Any]], None]
+Changed = Callable[[int, dict[str, Any]], None]
 
 
 class Exit(NamedTuple):
@@ -103,7 +103,8 @@ class Exits(logging.Handler):
     Parameters
     ----------
     changed : callable
-        Told what has changed of ``ranks``, ``alive``, ``failure`` and ``finished`` (`words.Beat` of the service).
+        Called with a round, and what has changed of its ``ranks``, ``alive``, ``failure`` and ``finished``
+        (`messages.Beat` of the service).
     ended : callable
         Told each `Exit`; it may wait for a disk.
     renewals : Renewals
@@ -114,6 +115,7 @@ class Exits(logging.Handler):
         super().__init__(logging.INFO)
         self._changed, self._ended, self._renewals = changed, ended, renewals
         self._guard = threading.Condition()
+        self._publishing = threading.Lock()  # what is seen later is published later
         self._renewed: dict[int, bool | None] = {}  # by pid, what was decided of a death; None: it is being started
         self._dead: list[int] = []  # who waits for that, in the order of their deaths
         self._ranks: dict[int, int] = {}  # by pid, of this round
@@ -247,16 +249,17 @@ class Exits(logging.Handler):
         return found
 
     def _publish(self) -> None:
-        with self._guard:
-            ranks = sorted(self._ranks.values())
-            alive = sorted(rank for pid, rank in self._ranks.items() if pid not in self._ends)
-            ends = list(self._ends.values())
-        finished = bool(ranks) and sum(end.code == 0 for end in ends) == len(ranks)
-        failed = next((end for end in ends if not end.asked and (end.code or end.signal)), None)
-        self._changed({
-            "ranks": ranks, "alive": alive, "finished": finished,
-            "failure": None if failed is None else {"rank": failed.rank, "how": failed.how},
-        })  # fmt: skip
+        with self._publishing:
+            with self._guard:
+                number, ranks = self._round, sorted(self._ranks.values())
+                alive = sorted(rank for pid, rank in self._ranks.items() if pid not in self._ends)
+                ends = list(self._ends.values())
+            finished = bool(ranks) and sum(end.code == 0 for end in ends) == len(ranks)
+            failed = next((end for end in ends if not end.asked and (end.code or end.signal)), None)
+            self._changed(number, {
+                "ranks": ranks, "alive": alive, "finished": finished,
+                "failure": None if failed is None else {"rank": failed.rank, "how": failed.how},
+            })  # fmt: skip
 
 
 def _end_of(pid: int) -> tuple[int | None, str | None]:

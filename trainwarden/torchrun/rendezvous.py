@@ -80,7 +80,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._agent = Agent(place, _endpoints(parameters), self._put_splits, self._watch, self._around.note)
         self._agent.tell_keeper = self._around.tell_keeper
         renewals = Renewals(self._around.run_dir / rundir.HOOK, _most_renewed(parameters))
-        self._exits = Exits(lambda said: self._agent.update(**said), self._around.ended, renewals)
+        self._exits = Exits(lambda number, said: self._agent.update_round(number, **said), self._around.ended, renewals)
         _tell_of_starts(self._exits)
         _renew_ranks(self._exits)
         self._saving = Saving(os.environ.get(SIGNAL, ""), self._exits.running)

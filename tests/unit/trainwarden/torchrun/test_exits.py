@@ -29,15 +29,15 @@ class Rig:
     """Exits whose ranks are real children; `said` and `ends` are what was told."""
 
     def __init__(self, folder) -> None:
-        self.said, self.ends, self._folder = {}, [], folder
+        self.said, self.round, self.ends, self._folder = {}, None, [], folder
         self._changed = threading.Condition()
         self.exits = Exits(self._publish, self._end, Renewals(folder, 2))
         self.exits.begin(1)
         self.processes = []
 
-    def _publish(self, said):
+    def _publish(self, number, said):
         with self._changed:
-            self.said = said
+            self.said, self.round = said, number
             self._changed.notify_all()
 
     def _end(self, end):
@@ -88,7 +88,7 @@ def rig(tmp_path):
 
 def test_ranks_that_all_end_well_have_finished(rig):
     rig.ranks(0, 0)
-    assert (rig.said["ranks"], rig.said["alive"]) == ([0, 1], [0, 1])
+    assert (rig.round, rig.said["ranks"], rig.said["alive"]) == (1, [0, 1], [0, 1])
     rig.let_end(0)
     rig.until(lambda: rig.said["alive"] == [1])
     assert not rig.said["finished"]

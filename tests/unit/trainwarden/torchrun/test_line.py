@@ -111,7 +111,10 @@ def test_another_service_learns_the_round_and_the_first_is_gone_back_to(ports, m
 
 
 def test_what_is_seen_of_an_earlier_round_is_said_of_no_later_one(ports):
-    """A look at the ranks' files may end once the next round has begun: their first steps are none of its ranks'."""
+    """A look at the ranks' files may end once the next round has begun: their first steps are none of its ranks'.
+
+    So may the thread that sees a rank end: its failure would cost the next round, and the job twice the restarts.
+    """
     with agent(ports[0]) as one, serving(ports[0]):
         assert one.wait_for_round(7, PATIENCE_S).round == 1
         one.update_round(1, first_step=0)
@@ -119,8 +122,19 @@ def test_what_is_seen_of_an_earlier_round_is_said_of_no_later_one(ports):
         until(lambda: attempt_at(ports[0]) == 0)
         one.update(failure={"rank": 0, "how": "ended"})
         assert one.wait_for_round(7, PATIENCE_S).round == 2
-        one.update_round(1, first_step=0)
+        one.update_round(1, first_step=0, failure={"rank": 0, "how": "ended"})
         assert one._current_beat()["first_step"] is None
+        assert one._current_beat()["failure"] is None
+
+
+def test_a_failure_is_said_while_the_next_round_is_waited_for(ports):
+    """torchrun may ask for its next place before the service has read which rank failed."""
+    with agent(ports[0]) as one:
+        one.update_round(0, failure={"rank": 1, "how": "was ended by SIGKILL"})
+        with pytest.raises(Unreachable):
+            one.wait_for_round(7, 0.0)
+        assert one._current_beat()["waits"]
+        assert one._current_beat()["failure"] == {"rank": 1, "how": "was ended by SIGKILL"}
 
 
 def test_what_was_asked_of_the_job_is_noted_once_at_each_stage(ports):

@@ -49,7 +49,7 @@ class Agent:
 
     def __init__(self, patch, folder, *, forked=False, redirects=Std.NONE, most=3, restarts=10) -> None:
         self.ends = []
-        self.exits = Exits(lambda said: None, self.ends.append, Renewals(folder, most))
+        self.exits = Exits(lambda number, said: None, self.ends.append, Renewals(folder, most))
         patch.setattr(LocalElasticAgent, "_monitor_workers", lambda agent, group: HEALTHY)
         _renew_ranks(self.exits)
         logs = DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=redirects)
