@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -256,12 +256,52 @@ def waf(name: str, failures: Trace, minutes: Minutes, setting: Setting) -> tuple
             _fail(one, failure, coming)
 
 
+@cache
+def most_waf(setting: Setting, nodes: int) -> float:
+    """The largest WAF a second that any assignment of `nodes` nodes has."""
+    if not nodes:
+        return 0.0
+    sizes, weights = CASES[setting.case]
+    best = planned(setting, nodes, (0,) * 6, (1.0, 0.0)).assignment  # no change costs anything
+    return sum(
+        weight * throughput(size, best[str(task)])
+        for task, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+    )
+
+
+def upper_bound(failures: Trace, setting: Setting) -> float:
+    """Weighted FLOP that no policy exceeds: the best assignment of the nodes that are there, and no task ever stops."""
+    up, total, now_s = set(range(NODES)), 0.0, 0.0
+    coming: list[tuple[float, int, float | None]] = [
+        (one.at_s, one.node, one.repair_s) for one in failures.failures if one.repair_s is not None
+    ]
+    coming.append((failures.span_s, -1, None))
+    heapq.heapify(coming)
+    while True:
+        at_s, node, repair_s = heapq.heappop(coming)
+        total += most_waf(setting, len(up)) * (at_s - now_s)
+        now_s = at_s
+        if node < 0:
+            return total
+        if repair_s is None:
+            up.add(node)
+        elif up:
+            up.remove(node := down_at(node, up))
+            heapq.heappush(coming, (at_s + repair_s, node, None))
+
+
+def down_at(node: int, up: Collection[int]) -> int:
+    """The node that a failure of `node` takes: the next one where it is down already."""
+    while node not in up:
+        node = (node + 1) % NODES
+    return node
+
+
 def _fail(one: Policy, failure: Failure, coming: list[tuple[float, int, Failure | None]]) -> None:
     node, owner = failure.node, one.state.owner
     if not owner:
         return  # nothing is left to fail
-    while node not in owner:  # it is down already: the next one
-        node = (node + 1) % NODES
+    node = down_at(node, owner)
     task = owner[node]
     if failure.repair_s is not None:
         del owner[node]

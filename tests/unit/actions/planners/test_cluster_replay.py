@@ -16,6 +16,7 @@ from tests.benchmarks.cluster_replay import (
     policy,
     proportional,
     trace,
+    upper_bound,
     waf,
 )
 
@@ -83,3 +84,13 @@ def test_modelled_curves_dip_and_hold_no_more_than_memory() -> None:
     per_gpu = [throughput(1.3, gpus) / gpus for gpus in (48, 56, 64)]
     assert per_gpu[1] < min(per_gpu[0], per_gpu[2])
     assert {size for sizes, _ in CASES.values() for size in sizes} == {1.3, 7.0, 13.0}
+
+
+def test_no_policy_exceeds_the_upper_bound_and_one_that_never_stops_reaches_it() -> None:
+    for seed in range(3):
+        failures = trace("b", seed)
+        bound = upper_bound(failures, ALL_SIX)
+        assert all(waf(name, failures, Minutes(), ALL_SIX)[0] < bound for name in POLICIES)
+        at_once = waf("ours", failures, Minutes(ours=0.0), ALL_SIX)[0]
+        assert at_once == pytest.approx(bound, rel=1e-9)
+    assert upper_bound(failing(), ALL_SIX) == pytest.approx(waf("ours", failing(), Minutes(), ALL_SIX)[1], rel=1e-6)
