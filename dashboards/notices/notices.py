@@ -32,6 +32,9 @@ VERSION: Final = 1
 MOST_EVIDENCE: Final = 5
 SECTION_CHARS: Final = 3_000  # Slack takes no more in a section
 GRAVE: Final = "\N{MODIFIER LETTER GRAVE ACCENT}"  # ends no block of code, and no quotation of a shell
+# SeverityNumber of OpenTelemetry's data model of logs: FATAL, ERROR, WARN; INFO.
+OTLP_SEVERITIES: Final = {"sev1": 21, "sev2": 17, "sev3": 13}
+INFORMATION: Final = 9
 BUTTON_CHARS: Final = 2_000  # Slack takes no more in a button's value
 
 
@@ -85,6 +88,52 @@ def as_slack(news: News) -> dict[str, Any]:
         if len(value) <= BUTTON_CHARS:
             blocks.append({"type": "actions", "elements": [_button(word, value) for word in ("approve", "deny")]})
     return {"text": _plain(news.title), "blocks": blocks}
+
+
+def as_otlp(news: News) -> dict[str, Any]:
+    """The body for an OpenTelemetry collector's ``/v1/logs``: one log record (OTLP 1, its encoding as JSON).
+
+    The time is that of the record, so what waited for a collector that was away keeps its place.
+    """
+    record = news.action or news.incident
+    assert record is not None
+    at_s = record.finished_at_s or record.at_s if isinstance(record, ActionRecord) else record.updated_at_s
+    named: dict[str, Any] = {"trainwarden.job": news.job}
+    if (incident := news.incident) is not None:
+        named |= {"trainwarden.incident.id": incident.id, "trainwarden.incident.kind": incident.kind}
+        named["trainwarden.incident.severity"] = incident.severity
+        named["trainwarden.suspect.nodes"] = [one.node for one in incident.suspects if one.node is not None]
+        named["trainwarden.suspect.ranks"] = [one.rank for one in incident.suspects if one.rank is not None]
+        named["trainwarden.suspect.devices"] = [one.device for one in incident.suspects if one.device is not None]
+    if (action := news.action) is not None:
+        named |= {"trainwarden.action.id": action.id, "trainwarden.action.kind": action.kind}
+    over = news.event in ("incident.closed", "action.done")
+    severity = "sev3" if incident is None else incident.severity
+    log_record = {
+        "timeUnixNano": str(int(at_s * 1e9)),
+        "severityNumber": INFORMATION if over else OTLP_SEVERITIES[severity],
+        "severityText": "info" if over else severity,
+        "eventName": f"trainwarden.{news.event}",
+        "body": {"stringValue": news.title},
+        "attributes": _attributes(named),
+    }
+    resource = {"attributes": _attributes({"service.name": "trainwarden"})}
+    return {
+        "resourceLogs": [
+            {"resource": resource, "scopeLogs": [{"scope": {"name": "trainwarden"}, "logRecords": [log_record]}]}
+        ]
+    }
+
+
+def _attributes(named: dict[str, Any]) -> list[dict[str, Any]]:
+    """`named` as OTLP has it; an empty list is left out."""
+    return [{"key": key, "value": _value(value)} for key, value in named.items() if value != []]
+
+
+def _value(value: str | int | list[Any]) -> dict[str, Any]:
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [_value(one) for one in value]}}
+    return {"stringValue": value} if isinstance(value, str) else {"intValue": str(value)}  # 64 bits are text in JSON
 
 
 def _section(text: str) -> dict[str, Any]:
@@ -244,7 +293,7 @@ class Notices:
             for courier in wanted:
                 courier.count("silenced")
             return
-        bodies = {"json": as_json, "slack": as_slack}
+        bodies = {"json": as_json, "slack": as_slack, "otlp": as_otlp}
         for courier in wanted:
             courier.offer(msgspec.json.encode(bodies[courier.target.settings.style](news)))
 

@@ -26,7 +26,7 @@ class NoticeSettings(Config, frozen=True, kw_only=True):
 
     url: str | None = None
     url_file: str | None = None
-    style: Literal["json", "slack"] = "json"
+    style: Literal["json", "slack", "otlp"] = "json"
     token_file: str | None = None
     secret_file: str | None = None
     kinds: tuple[IncidentKind, ...] = ()

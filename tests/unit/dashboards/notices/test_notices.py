@@ -11,6 +11,9 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from google.protobuf import json_format
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import SEVERITY_NUMBER_FATAL, SEVERITY_NUMBER_INFO
 
 from tests.doubles import metric_value
 from tests.web_doubles import NOW_S, Web, action, heartbeat, incident, verdict
@@ -127,6 +130,29 @@ def test_a_chat_gets_buttons_that_carry_the_plan_and_text_that_it_does_not_obey(
     assert [(one["action_id"], json.loads(one["value"])["plan_digest"]) for one in buttons] == [
         ("approve", "d1"), ("deny", "d1"),
     ]  # fmt: skip
+
+
+def test_a_collector_of_opentelemetry_gets_a_log_record_by_its_own_definition():
+    told = Told({"url": URL, "style": "otlp"})
+    named = (Suspect(score=0.9, reason="late", rank=2, node="n1"), Suspect(score=0.5, reason="late", node="n2"))
+    told.tell(incident(suspects=named, severity="sev1"), action(), incident(revision=1, state="closed"))
+    opened, proposed, closed = (
+        json_format.Parse(request.content, ExportLogsServiceRequest()).resource_logs[0] for request in told.requests
+    )
+    record = opened.scope_logs[0].log_records[0]
+    assert (opened.resource.attributes[0].key, opened.resource.attributes[0].value.string_value) == (
+        "service.name", "trainwarden",
+    )  # fmt: skip
+    assert (record.event_name, record.severity_number) == ("trainwarden.incident.opened", SEVERITY_NUMBER_FATAL)
+    assert record.time_unix_nano == int(incident().updated_at_s * 1e9)
+    assert "hang" in record.body.string_value
+    values = {one.key: one.value for one in record.attributes}
+    assert [one.string_value for one in values["trainwarden.suspect.nodes"].array_value.values] == ["n1", "n2"]
+    assert [one.int_value for one in values["trainwarden.suspect.ranks"].array_value.values] == [2]
+    assert "trainwarden.suspect.devices" not in values
+    asked = {one.key: one.value.string_value for one in proposed.scope_logs[0].log_records[0].attributes}
+    assert (asked["trainwarden.action.id"], asked["trainwarden.incident.id"]) == (action().id, "i1")
+    assert closed.scope_logs[0].log_records[0].severity_number == SEVERITY_NUMBER_INFO
 
 
 def run_by_a_shell(commands: str) -> str:
