@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,11 +165,11 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    for folder in (tmp_path, *tmp_path.parents):
-        if not folder.stat().st_mode & 0o001:
-            folder.chmod(0o755)  # other users go through
-    made = Site(tmp_path)
+def site() -> Iterator[Site]:
+    """Not below pytest's own folder: each pytest that starts closes that one to other users."""
+    folder = Path(tempfile.mkdtemp(prefix="trainwarden-site-"))
+    folder.chmod(0o755)
+    made = Site(folder)
     yield made
     for agent in made.agents:
         agent.close()
@@ -178,6 +179,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         child.wait(WAIT_S)
         if child.stdout is not None:
             child.stdout.close()
+    shutil.rmtree(folder)
 
 
 def inner_pid(child: subprocess.Popen[str]) -> int:
