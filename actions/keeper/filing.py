@@ -46,6 +46,8 @@ class Filing:
         The newest safe checkpoint of the folder: it goes to the store when that is due.
     unfit : tuple of Id and Entry, optional
         A checkpoint for which memory has no slot: it goes there from the folder itself.
+    newer_than : Id, optional
+        The first safe one that is newer goes to the store at once.
     """
 
     def __init__(self, store: Path, keeper: Keeper, clock: Clock, flush_every_s: float) -> None:
@@ -53,6 +55,7 @@ class Filing:
         self.known: Known | None = None
         self.safe: Id | None = None
         self.unfit: tuple[Id, Entry] | None = None
+        self.newer_than: Id | None = None
         self.flush_every_s, self._flushed_at_s = flush_every_s, -flush_every_s
         self._keeper, self._clock, self._said = keeper, clock, ""
         self._sending: Sending | None = None
@@ -150,7 +153,8 @@ class Filing:
     def _file(self, safe: Id) -> None:
         """Write to the store what another node has begun, else the newest safe checkpoint when it is due."""
         begun, now_s = self.store.begun(), self._clock.monotonic_s()
-        due = now_s - self._flushed_at_s >= self.flush_every_s and self.store.lacks(safe)
+        asked = self.newer_than is not None and safe > self.newer_than
+        due = (asked or now_s - self._flushed_at_s >= self.flush_every_s) and self.store.lacks(safe)
         for slot, header in self._keeper.own():
             its, entry = header.facts.id, Entry.of(header.facts.topology)
             if entry is None or not (its in begun or (its == safe and due)):
@@ -159,6 +163,7 @@ class Filing:
                 self._flushed_at_s = now_s
             if self._keeper.ring.index(self._keeper.node) == 0:
                 self.store.finish(its, entry, header.facts.world)
+                self.newer_than = None if asked and its == safe else self.newer_than
             return
 
     def _put(self, slot: Slot, header: Header) -> bool:

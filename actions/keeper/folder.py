@@ -128,6 +128,11 @@ class Folder:
         """The newest checkpoint of this node's files in memory."""
         return max((copy.id for copy in self.keeper.inventory() if copy.tier == "memory"), default=None)
 
+    def keep_soon(self) -> None:
+        """Ranks have been asked to save: what they save reaches the store at once, where no other node holds a copy."""
+        if self._filing is not None and self._world == 1:
+            self._filing.newer_than = self._last() or Id(-1, -1)
+
     def stored(self) -> tuple[int, float, str] | None:
         """Step, time and name of the newest checkpoint that was seen in the store."""
         known = None if self._filing is None else self._filing.known
@@ -375,6 +380,10 @@ class Folder:
         note: dict[str, Any] = {"attempt": self._attempt, "filled": self._filled}
         if safe is not None and name is not None:
             note |= {"step": safe.step, "path": str(self.path / name)}
+            if self._world > 1:
+                note["outlives"] = safe.step
+            elif (stored := self.stored()) is not None:
+                note["outlives"] = stored[0]
         if note != self.keeper.slots.note(NOTE):
             self.keeper.slots.write_note(NOTE, note)
 

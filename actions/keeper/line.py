@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is asked: `inventory`, `put`, `get`, `choose` between nodes; `stage`, `fill` and `list` on the node."""
+    """What is asked: `inventory`, `put`, `get`, `choose` between nodes; `stage`, `fill`, `keep`, `list` on the node."""
 
     ask: str
     job: str = ""
@@ -274,6 +274,10 @@ class Listener:
             return
         if question.ask == "fill" and self._folder is not None:
             _say(line, self._filled(self._folder, question))
+            return
+        if question.ask == "keep" and self._folder is not None:
+            self._folder.keep_soon()
+            _say(line, {})
             return
         if question.ask != "stage":
             _say(line, {"error": "no such question"})

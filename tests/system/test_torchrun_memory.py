@@ -141,7 +141,7 @@ def test_an_engine_has_the_ranks_save_before_it_takes_their_node_out_and_the_spa
             (tmp_path / f"memory-{node}").mkdir()
             nodes.start(
                 node, TRAINWARDEN_CHECKPOINTS_STORE=str(tmp_path / "store"), TRAINWARDEN_CHECKPOINT_SIGNAL="USR1",
-                TRAINWARDEN_CHECKPOINT_MEMORY=str(tmp_path / f"memory-{node}"), TRAINWARDEN_CHECKPOINTS_FLUSH_S="1",
+                TRAINWARDEN_CHECKPOINT_MEMORY=str(tmp_path / f"memory-{node}"), TRAINWARDEN_CHECKPOINTS_FLUSH_S="600",
             )  # fmt: skip
             assert asked(nodes, "checkpoint").state == "done"  # the ranks run, and catch the signal
         until(lambda: len(nodes.state().nodes) == 2, "the spare has not come")

@@ -190,16 +190,23 @@ class MemoryFolder:
                 log.warning("trainwarden: waiting for the store %s to say what it has", self._store)
         return search.found
 
-    def newest(self) -> tuple[int, str] | None:
-        """Step and path of the checkpoint that a restart would go on from."""
+    def keep_soon(self) -> None:
+        """Ask the keeper to bring what the ranks save now to where it outlives this node. May wait."""
+        with suppress(OSError, ValueError, Overtaken):
+            self._ask({"ask": "keep"}, self._over.is_set)
+
+    def newest(self) -> tuple[int, str, int | None] | None:
+        """Step and path of the checkpoint that a restart would go on from, and the step that outlives this node."""
         try:
             slots = Slots(self._path)
             note = slots.note("folder.json") or {}
             slots.close()
         except Exception:  # noqa: BLE001 - another user's, or gone: the job goes on
             return None
-        step, path = note.get("step"), note.get("path")
-        return (step, path) if isinstance(step, int) and isinstance(path, str) else None
+        step, path, outlives = note.get("step"), note.get("path"), note.get("outlives")
+        if not isinstance(step, int) or not isinstance(path, str):
+            return None
+        return step, path, outlives if isinstance(outlives, int) else None
 
     def close(self) -> None:
         """Ranks have ended for good. The memory stays: another start of the job may go on from it."""

@@ -84,7 +84,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         _tell_of_starts(self._exits)
         _renew_ranks(self._exits)
         self._saving = Saving(os.environ.get(SIGNAL, ""), self._exits.running)
-        self._agent.save = self._saving.ask
+        self._agent.save = self._save
         self._store: Any = None
         self._over = threading.Event()
         self._pid = os.getpid()
@@ -166,6 +166,10 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._watching.close()
         self._around.close()
         return True
+
+    def _save(self) -> None:
+        self._around.keep_soon()
+        self._saving.ask()
 
     def _put_splits(self, splits: list[dict[str, Any]]) -> None:
         self._around.put_splits(splits, lambda number: self._agent.update(split=number))

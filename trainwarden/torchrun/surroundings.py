@@ -133,6 +133,11 @@ class Surroundings:
         if (memory := self._memory) is not None:
             self._write_later(lambda: memory.tell(said))
 
+    def keep_soon(self) -> None:
+        """Have what the ranks save now brought to where it outlives this node."""
+        if (memory := self._memory) is not None:
+            threading.Thread(target=memory.keep_soon, name="trainwarden-keep", daemon=True).start()
+
     def fill(
         self, key: str, number: int, resume: str | None, overtaken: Callable[[], bool]
     ) -> tuple[str | None, int | None]:
@@ -282,12 +287,12 @@ class Surroundings:
 
     def _look(self, folder: Path) -> None:
         """Say which checkpoint is the newest whole one, again and again."""
-        seen: tuple[int, str] | None = None
+        seen: tuple[int, str, int | None] | None = None
         while not self._over.is_set():
             asked = self._asked
             now = self._newest(folder)
             if now is not None and now != seen:
-                self._checkpoint({"step": now[0], "path": now[1]})
+                self._checkpoint({"step": now[0], "path": now[1], "outlives": now[2]})
                 seen = now
             with self._looks:
                 self._answered = asked
@@ -295,8 +300,8 @@ class Surroundings:
             self._wake.wait(LOOK_S)
             self._wake.clear()
 
-    def _newest(self, folder: Path) -> tuple[int, str] | None:
-        """Step and path of the newest whole checkpoint; of those in memory, of what would survive this node."""
+    def _newest(self, folder: Path) -> tuple[int, str, int | None] | None:
+        """Step and path of the newest whole checkpoint, and the newest step that outlives this node."""
         if self._memory is not None:
             return self._memory.newest()
         search = Search(folder)
@@ -305,7 +310,7 @@ class Surroundings:
         if found is not None and found.beside not in ("", self._passed_over):
             log.warning("trainwarden: checkpoints: %s", found.beside)
             self._passed_over = found.beside
-        return None if found is None else (found.step, words(found.path.absolute()))
+        return None if found is None else (found.step, words(found.path.absolute()), found.step)
 
 
 def _made(job: str) -> Path:

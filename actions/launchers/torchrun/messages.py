@@ -97,10 +97,14 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """The newest whole checkpoint that a node sees."""
+    """The newest whole checkpoint that a node sees.
+
+    `outlives` is the newest step that the loss of that node leaves; absent if there is none.
+    """
 
     step: Number
     path: Annotated[str, msgspec.Meta(max_length=4096)]
+    outlives: Number | None = None
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

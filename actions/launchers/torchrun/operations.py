@@ -102,10 +102,14 @@ def _end(kept: Kept, table: JobTable, now_s: float) -> Report | None:
 
 
 def _end_of_save(kept: Kept, table: JobTable) -> Report | None:
-    """A checkpoint is made once all nodes that see any see one that is newer than when it was asked for."""
-    memory, ident, newest = table.memory, kept.report.operation, table.newest()
-    if newest is not None and newest.step >= kept.until:
-        return Report(operation=ident, state="done", text=f"the checkpoint of step {newest.step} is complete")
+    """A checkpoint is made once all nodes that see any see a newer one than when it was asked for, which outlives them.
+
+    It is asked for before a node is taken out: one in the memory of that node alone would be lost with it.
+    """
+    memory, ident, seen = table.memory, kept.report.operation, table.checkpoints()
+    steps = [one.outlives for one in seen if one.outlives is not None]
+    if steps and len(steps) == len(seen) and min(steps) >= kept.until:
+        return Report(operation=ident, state="done", text=f"the checkpoint of step {min(steps)} is complete")
     if memory.target > memory.round:
         return Report(operation=ident, state="failed", text="the job started anew before a checkpoint was complete")
     return None

@@ -328,6 +328,10 @@ class JobTable:
         """The newest checkpoint that all nodes see which see any: one may see it before the others do."""
         return self._newest_of(self.seated.values())
 
+    def checkpoints(self) -> list[Checkpoint]:
+        """What the nodes of the round see that see any."""
+        return [one.beat.checkpoint for one in self.seated.values() if one.beat.checkpoint is not None]
+
     @staticmethod
     def _newest_of(members: Iterable[Member]) -> Checkpoint | None:
         seen = [one.beat.checkpoint for one in members if one.beat.checkpoint is not None]

@@ -16,6 +16,7 @@ import pytest
 from tests.keeper_doubles import Nodes, write_shard
 from trainwarden.actions.keeper import parts, silence, transfer
 from trainwarden.actions.keeper.filed import Filed
+from trainwarden.actions.keeper.folder import NOTE
 from trainwarden.actions.keeper.parts import Entry, pack, unpack
 from trainwarden.actions.keeper.transfer import reading
 from trainwarden.checkpoint import shard
@@ -177,6 +178,38 @@ def test_one_node_alone_goes_on_from_its_own_folder(tmp_path):
     job.save(40)
     assert sorted(one.name for one in job.path(0).iterdir()) == ["step-30.pt", "step-40.pt"]
     job.holds(job.store, 40)
+
+
+def outliving(job: Job, node: int) -> int | None:
+    note = job.nodes.keepers[job.nodes.names[node]].slots.note(NOTE)
+    assert note is not None
+    return note.get("outlives")
+
+
+def test_what_is_saved_when_asked_reaches_the_store_at_once_where_no_other_node_has_a_copy(tmp_path):
+    job = Job(tmp_path, torch_file, count=1, flush_every_s=10_000.0)
+    job.start()
+    job.save(10)  # the first
+    job.save(20)
+    assert (outliving(job, 0), newest(job.store).step) == (10, 10)
+    job.nodes.folders["a"].keep_soon()
+    job.save(20)  # it was there before it was asked for
+    assert outliving(job, 0) == 10
+    job.save(30)
+    assert (outliving(job, 0), newest(job.store).step) == (30, 30)
+    job.save(40)
+    assert (outliving(job, 0), newest(job.store).step) == (30, 30)
+
+
+def test_of_several_nodes_a_copy_of_the_neighbours_outlives_each(tmp_path):
+    job = Job(tmp_path, torch_file, flush_every_s=10_000.0)
+    job.start()
+    job.save(10)
+    job.save(20)
+    for folder in job.nodes.folders.values():
+        folder.keep_soon()
+    job.save(30)
+    assert ([outliving(job, node) for node in range(3)], newest(job.store).step) == ([30] * 3, 10)
 
 
 def test_half_written_and_changing_files_are_not_kept(tmp_path, monkeypatch):

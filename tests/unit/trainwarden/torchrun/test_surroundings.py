@@ -37,9 +37,13 @@ def test_a_look_that_is_waited_for_comes_at_once_also_where_no_checkpoint_is_lef
     monkeypatch.setattr(surroundings, "LOOK_S", 600.0)
     monkeypatch.setattr(surroundings, "LOOKED_S", 5.0)
     environ = {"TRAINWARDEN_RUN_DIR": str(tmp_path), "TRAINWARDEN_CHECKPOINTS": str(tmp_path)}
-    around, answers, looks = Surroundings("j", "n", environ, lambda found: None), [(1, "step-1.pt")], threading.Event()
+    around, answers, looks = (
+        Surroundings("j", "n", environ, lambda found: None),
+        [(1, "step-1.pt", 1)],
+        threading.Event(),
+    )
 
-    def newest(_folder: Path) -> tuple[int, str] | None:
+    def newest(_folder: Path) -> tuple[int, str, int | None] | None:
         looks.set()
         return answers.pop() if answers else None
 

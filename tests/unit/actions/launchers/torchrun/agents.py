@@ -70,8 +70,9 @@ class Agent:
     def fail(self, rank: int = 0) -> None:
         self.beat = msgspec.structs.replace(self.beat, failure=Failure(rank, "ended with code 7"))
 
-    def sees(self, step: int) -> None:
-        checkpoint = Checkpoint(step, f"/checkpoints/step-{step}.pt")
+    def sees(self, step: int, *outlives: int | None) -> None:
+        """In a shared folder, where the newest outlives each node; else of what is named the first does."""
+        checkpoint = Checkpoint(step, f"/checkpoints/step-{step}.pt", *(outlives or (step,)))
         self.beat = msgspec.structs.replace(self.beat, checkpoint=checkpoint, looks=True)
 
 

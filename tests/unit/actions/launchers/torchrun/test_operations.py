@@ -161,7 +161,11 @@ def test_a_checkpoint_is_done_once_a_newer_one_is_complete(world):
     world.agents["a"].sees(47)
     world.pass_s(1.0)
     assert world.report(report.operation).state == "accepted"  # b does not see it yet
-    world.agents["b"].sees(47)
+    for outlives in (None, 40):  # it lies in b's memory alone, and would be lost with b
+        world.agents["b"].sees(47, outlives)
+        world.pass_s(1.0)
+        assert world.report(report.operation).state == "accepted"
+    world.agents["b"].sees(48, 47)
     world.pass_s(1.0)
     assert world.report(report.operation).text == "the checkpoint of step 47 is complete"
     assert (world.table.word(world.agents["a"].life).save, world.table.memory.round) == (None, 1)
