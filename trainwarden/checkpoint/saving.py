@@ -12,9 +12,9 @@ import json
 import logging
 import mmap
 import os
-import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -120,7 +120,9 @@ class Saver:
     def __init__(self) -> None:
         self._slots: Slots | None = None
         self._mapped: dict[Slot, _Mapped] = {}
-        self._thread: threading.Thread | None = None
+        self._copying: Future[None] | None = None
+        # One thread that stays: starting one takes milliseconds on a busy machine. The end of a script waits for it.
+        self._pool = ThreadPoolExecutor(1, "trainwarden-checkpoint")
         self._pid = os.getpid()
         self._attempt: int | None = None
         self._is_hooked = False
@@ -141,12 +143,12 @@ class Saver:
 
     def wait(self, *_hook: object) -> None:
         """Wait for the copy that is under way; in a forked child there is none."""
-        thread = self._thread
-        if thread is None or self._pid != os.getpid():
+        copying = self._copying
+        if copying is None or self._pid != os.getpid():
             return
         began = time.monotonic()
-        thread.join()
-        self._thread = None
+        copying.result()
+        self._copying = None
         self._last_stall_s = self._stall_s + time.monotonic() - began
 
     def begin_attempt(self, attempt: int) -> None:
@@ -156,7 +158,7 @@ class Saver:
     def _begin(self, step: int, model: nn.Module, optimizer: Any, extra: object) -> bool:
         if self._pid != os.getpid():
             raise Refused("save was called in a fork of the process that saves")
-        if self._thread is not None and self._thread.is_alive():
+        if self._copying is not None and not self._copying.done():
             raise Busy("the save before is still being copied")
         process = Process.here()
         slots = self._slots = self._slots or Slots(job_folder(process.job))
@@ -204,9 +206,7 @@ class Saver:
         if not self._is_hooked:
             register_optimizer_step_pre_hook(self.wait)
             self._is_hooked = True
-        # Not a daemon: a script that ends after `save` ends with the save.
-        self._thread = threading.Thread(target=run, name="trainwarden-checkpoint")
-        self._thread.start()
+        self._copying = self._pool.submit(run)
 
     def _attempt_of(self, process: Process, slots: Slots) -> int:
         if self._attempt is None:

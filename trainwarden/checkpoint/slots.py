@@ -221,7 +221,10 @@ class Slots:
         TooSmall
             If they are not there.
         """
-        missing = size - os.fstat(descriptor).st_blocks * 512
+        about = os.fstat(descriptor)
+        missing = size - about.st_blocks * 512
+        if missing <= 0 and about.st_size == size:  # looking at each page again takes 40 us a MiB
+            return
         room = self.room_bytes()
         if missing > room:
             raise TooSmall(

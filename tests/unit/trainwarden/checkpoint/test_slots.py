@@ -112,3 +112,17 @@ def test_a_header_that_changes_is_read_again(slots):
     for step in range(1, 6):
         write_shard(slots, facts(step), content(Id(0, step), 0, 100))
         assert max(steps(slots)) == step
+
+
+def test_memory_that_a_slot_has_is_not_allocated_again(slots, monkeypatch):
+    asked = []
+    monkeypatch.setattr(slots_module.os, "posix_fallocate", lambda *words: asked.append(words[2]))
+    with slots.writing(Slot("own", 0, 0)) as descriptor:
+        os.pwrite(descriptor, b"x" * 100_000, 0)
+        slots.allocate(descriptor, 100_000)
+        assert asked == []
+        slots.allocate(descriptor, 90_000)
+        os.ftruncate(descriptor, 0)
+        os.ftruncate(descriptor, 100_000)  # a file of holes
+        slots.allocate(descriptor, 100_000)
+    assert asked == [90_000, 100_000]
