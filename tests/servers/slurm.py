@@ -65,13 +65,14 @@ class Slurm:
         (folder / "state").mkdir(parents=True)
         # A job's keeper listens on a socket there, and a socket's path has 107 characters at most.
         self._spool = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self._spool.chmod(0o755)  # other users' jobs read it
         for node in nodes:
             (self._spool / node).mkdir()
         self._folder, self._nodes = folder, nodes
-        self.conf = folder / "slurm.conf"
+        self.conf = self._spool / "slurm.conf"
         self._settings = settings
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._environ = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self._environ = {**os.environ, "SLURM_CONF": str(self.conf)}
 
     def start(self, **environ: str) -> None:
         """Start all, and wait until the nodes are idle; their daemons get `environ` besides."""

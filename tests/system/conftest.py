@@ -6,14 +6,16 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from tests.once import once
 from tests.servers.kafka import ServerMissing
 from tests.servers.mlflow import DATABASE, empty_database
+from tests.servers.slurm import Slurm, requeuing
 from tests.system.runs import demo
+from tests.system.slurm_world import NODES
 from tests.torch_forks import TorchForks
 from tests.trained_models import TrainedModels
 
@@ -49,6 +51,13 @@ def trained_models(
     except ServerMissing as missing:
         require_servers(str(missing))
         raise
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory, require_servers: Callable[[str], NoReturn]) -> Iterator[Slurm]:
+    """Five nodes, for the tests of one file."""
+    with requeuing(tmp_path_factory.mktemp("slurm") / "slurm", NODES, require_servers) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ _FIELD: Final = re.compile(r"([A-Za-z][\w/:]*)=(\S*)")
 _NODES: Final = re.compile(r"^NodeName=", re.MULTILINE)
 _STATE: Final = re.compile(r"^   State=(\S+)", re.MULTILINE)
 _REASON: Final = re.compile(r"^   Reason=(.*)", re.MULTILINE)
+_NUMBER_BEHIND: Final = re.compile(r"\((\d{1,10})\)$")
 _BY_WHOM: Final = re.compile(r" \[[^\]\s]*@[^\]\s]*\]$")
 
 
@@ -33,6 +34,7 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `nodes` and `excluded` are Slurm's lists (``n[1-4,7]``), `restarts` how often it was requeued.
 
     `held` says that a requeue holds it, not a person; `requeueable` that it is a batch job that may be requeued.
+    `owner` are the numbers of its user and group.
     """
 
     id: int
@@ -44,6 +46,7 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     nodes: str = ""
     excluded: str = ""
     comment: str = ""
+    owner: tuple[int, int] | None = None
 
     @property
     def finished(self) -> bool:
@@ -100,6 +103,7 @@ def jobs_of_json(answer: dict[str, Any]) -> list[SlurmJob]:
             nodes=str(raw.get("nodes") or ""),
             excluded=str(raw.get("excluded_nodes") or ""),
             comment=str(raw.get("comment") or ""),
+            owner=_owner(raw.get("user_id"), raw.get("group_id")),
         )
         for raw in answer["jobs"]
     ]
@@ -124,6 +128,7 @@ def jobs_of_text(answer: str) -> list[SlurmJob]:
             nodes=said.get("NodeList", ""),
             excluded=said.get("ExcNodeList", ""),
             comment=said.get("Comment", "").rstrip(" "),
+            owner=_owner(*(_number_behind(said.get(name, "")) for name in ("UserId", "GroupId"))),
         )
         for said in _records(answer)
     ]
@@ -202,6 +207,16 @@ def _records(answer: str) -> Iterator[dict[str, str]]:
 
 def _held(why: str, states: frozenset[str]) -> bool:
     return HELD_AFTER_REQUEUE in why.replace("_", " ") or "REQUEUE_HOLD" in states
+
+
+def _owner(user: Any, group: Any) -> tuple[int, int] | None:
+    return None if user is None or group is None else (_number(user), _number(group))
+
+
+def _number_behind(said: str) -> int | None:
+    """The number of ``name(number)``."""
+    found = _NUMBER_BEHIND.search(said)
+    return None if found is None else int(found[1])
 
 
 def _number(raw: Any) -> int:

@@ -22,6 +22,7 @@ import msgspec
 from trainwarden.actions.launchers.slurm.answers import ENDED, FAILED, RUNS, WAITS, SlurmJob
 from trainwarden.actions.launchers.slurm.commands import Commands
 from trainwarden.actions.launchers.slurm.note import MAX_ID_CHARS, Entry, Note, Stage
+from trainwarden.actions.launchers.slurm.saving import JobCheckpoints, SavePlan, Saving
 from trainwarden.actions.launchers.slurm.steps import Steps, not_ours
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import (
@@ -43,7 +44,8 @@ from trainwarden.settings import Config, PositiveSeconds
 # Job ids rise, so a new job of a name never has an old one's generation; no job gets a million operations.
 GENERATIONS_OF_A_JOB: Final = 1_000_000
 ALONE: Final[frozenset[Verb]] = frozenset({"cordon", "uncordon"})  # what is done to nodes and to no job
-_FIRST: Final[dict[Verb, Stage]] = {"evict": "drain", "cordon": "drain", "uncordon": "resume"}
+_FIRST: Final[dict[Verb, Stage]] = {"evict": "drain", "cordon": "drain", "uncordon": "resume", "checkpoint": "signal"}
+_NO_REQUEUE: Final[frozenset[Verb]] = ALONE | {"checkpoint"}
 
 
 def generation(job: SlurmJob, note: Note) -> int:
@@ -98,7 +100,7 @@ def entry_of(operation: Operation, job: SlurmJob, note: Note, on: Collection[str
         id=operation.id,
         kind=operation.kind,
         stage=_FIRST.get(operation.kind, "move"),
-        restarts=job.restarts if operation.kind in ALONE else restarts,
+        restarts=job.restarts if operation.kind in _NO_REQUEUE else restarts,
         nodes=operation.targets.nodes if operation.kind in NODE_VERBS else (),
     )
 
@@ -109,6 +111,8 @@ def dry(entry: Entry, job: SlurmJob) -> str:
         does = f"{entry.stage} {', '.join(entry.nodes)}"
     elif entry.kind == "stop":
         does = f"cancel Slurm job {job.id}"
+    elif entry.kind == "checkpoint":
+        does = f"send the signal of checkpoints to Slurm job {job.id}"
     elif entry.restarts > job.restarts:
         does = f"requeue Slurm job {job.id}"
     else:
@@ -146,21 +150,23 @@ def no_right_to_drain(commands: Commands) -> str | None:
     return f"user {name} may not drain nodes: Slurm lets {who} and users of AdminLevel Administrator"
 
 
-CAN: Final[frozenset[Verb]] = frozenset({"restart", "stop", "evict", "cordon", "uncordon"})
+CAN: Final[frozenset[Verb]] = frozenset({"restart", "stop", "checkpoint", "evict", "cordon", "uncordon"})
 CANNOT: Final[dict[Verb, str]] = {
     "rebalance": "Slurm has no part in how a job splits its micro-batches",
     "move": "Slurm chooses the places of a job's ranks itself; a person must",
     "pause": "this launcher does not suspend Slurm jobs: their silence would be taken for a hang",
     "resume": "this launcher resumes no Slurm job, as it never suspends one",
-    "checkpoint": "Slurm cannot ask for a checkpoint; the training script writes its own",
     "replace": "an eviction lets Slurm choose the nodes that replace others",
 }
+_NO_CHECKPOINTS: Final = "launcher_settings.checkpoints names no job's folder, and the signal at which its script saves"
+_UNSURE: Final = "it is not known whether the signal was sent, and it is not sent twice"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 class SlurmConfig(Config, frozen=True, kw_only=True):
     """Which job is which: a job is found in Slurm by its name, unless `jobs` gives its number.
 
+    `checkpoints` are of jobs whose scripts save at a signal.
     `ranks_per_node` says that ranks lie on nodes in the order of SLURM_NODEID, so many on each; without it nobody knows
     where ranks are. `timeout_s` is for one of Slurm's commands. `slurm_conf` is its file and `programs` its folder of
     commands, where these are not in their places. With `dry_run` all is checked and nothing is done.
@@ -171,6 +177,7 @@ class SlurmConfig(Config, frozen=True, kw_only=True):
     timeout_s: PositiveSeconds = 5.0
     slurm_conf: str | None = None
     programs: str | None = None
+    checkpoints: dict[str, JobCheckpoints] = msgspec.field(default_factory=dict)
     dry_run: bool = False
 
 
@@ -183,7 +190,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 class SlurmLauncher:
-    """Requeues, stops and evicts Slurm's batch jobs."""
+    """Requeues, stops and evicts Slurm's batch jobs, and has them save checkpoints."""
 
     Config = SlurmConfig
 
@@ -191,6 +198,7 @@ class SlurmLauncher:
         self._config = config
         self._commands = Commands(config.programs, config.slurm_conf, config.timeout_s)
         self._steps = Steps(self._commands)
+        self._saving = Saving(self._commands, config.checkpoints)
         self._seen: dict[str, _Seen] = {}
         self._lock = threading.Lock()
 
@@ -203,6 +211,8 @@ class SlurmLauncher:
         """See `trainwarden.launching.Launcher.capabilities`. Who may not drain nodes cannot evict, nor resume them."""
         no = no_right_to_drain(self._commands)
         denied = {verb: no for verb in CAN & NODE_VERBS if no}
+        if not self._config.checkpoints:
+            denied["checkpoint"] = _NO_CHECKPOINTS
         return Capabilities(can=CAN - denied.keys(), cannot={**CANNOT, **denied})
 
     def state(self, job: str) -> LauncherState:
@@ -308,13 +318,48 @@ class SlurmLauncher:
         entry = entry_of(operation, job, note, on)
         if self._config.dry_run:
             return refused(operation, "unsupported", dry(entry, job))
+        if operation.kind == "checkpoint":
+            return self._save(operation, job, note, entry)
         if job.finished:
             return (self._alone if alone else self._revive)(operation, job, note.closed(job.state), entry)
-        after = note.accept(entry, job.restarts)
+        return self._accept(operation, job, note.accept(entry, job.restarts), entry)
+
+    def _accept(
+        self, operation: Operation, job: SlurmJob, after: Note, entry: Entry, plan: SavePlan | None = None
+    ) -> Report:
+        """Note `entry`, in `after`, and take its first steps."""
         if after.written(job.comment) is None:
             return refused(operation, "unfit", f"the comment of Slurm job {job.id} has no room for our note")
         self._keep(operation.job, job, after)
+        if plan is not None:
+            entry = self._send(job, plan, entry)
+            after = after.put(entry, job.restarts)
+            self._keep(operation.job, job, after)
         return self._go_on(operation.job, job, after, entry, operation.why)
+
+    def _save(self, operation: Operation, job: SlurmJob, note: Note, entry: Entry) -> Report:
+        """Ask for a checkpoint, where one would be seen and the signal ends no task."""
+        plan = self._saving.plan(operation.job, job)
+        if isinstance(plan, str):
+            return refused(operation, "unfit", plan)
+        entry = msgspec.structs.replace(entry, until=plan.until)
+        return self._accept(operation, job, note.accept(entry, job.restarts), entry, plan)
+
+    def _send(self, job: SlurmJob, plan: SavePlan, entry: Entry) -> Entry:
+        """`entry` once the signal was sent. This happens here alone: whoever finds it noted and not sent knows no more.
+
+        Raises
+        ------
+        LauncherUnavailable
+            If nobody says whether it was sent.
+        """
+        try:
+            self._saving.send(job, plan)
+        except LauncherUnavailable:
+            raise
+        except LauncherError as error:
+            return entry.end(str(error))
+        return msgspec.structs.replace(entry, stage="save")
 
     def _revive(self, operation: Operation, job: SlurmJob, note: Note, entry: Entry) -> Report:
         """Requeue a job that has failed. Slurm takes no note of one, so that is written while it waits again.
@@ -386,7 +431,12 @@ class SlurmLauncher:
         """Take the steps that are due, as far as they go at this look."""
         text = ""
         while not entry.ended:
-            after, text = self._steps.go_on(job, entry, why)
+            if entry.stage == "signal":
+                after, text = entry.end(_UNSURE), ""
+            elif entry.stage == "save":
+                after, text = self._saving.go_on(name, job, entry)
+            else:
+                after, text = self._steps.go_on(job, entry, why)
             if after == entry:
                 break
             entry, note = after, note.put(after, job.restarts)

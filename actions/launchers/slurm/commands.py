@@ -113,10 +113,7 @@ class Commands:
         """
         self._breakers.admit(self._monotonic_s())
         try:
-            done = run_program(
-                [str(Path(self._folder) / program) if self._folder else program, *words],
-                env=self._environ, timeout_s=self._timeout_s,
-            )  # fmt: skip
+            done = run_program([self._path(program), *words], env=self._environ, timeout_s=self._timeout_s)
         except subprocess.TimeoutExpired:
             raise self._nobody(f"Slurm did not answer {program} within {self._timeout_s:g} s") from None
         except LauncherUnavailable as error:
@@ -131,6 +128,31 @@ class Commands:
             raise LauncherError(f"Slurm says: {said}")
         self._breakers.answered()
         return done.stdout
+
+    def run_as(self, owner: tuple[int, int] | None, program: str, *words: str, timeout_s: float) -> str:
+        """What a command says that only the job's `owner` may run: root becomes the owner for it.
+
+        Raises
+        ------
+        LauncherError
+            If it fails, or has not ended within `timeout_s`: what it waits for are nodes, and not Slurm's controller.
+        """
+        environ = self._environ
+        if self._folder:
+            environ = {**environ, "PATH": f"{environ.get('PATH', os.defpath)}:{self._folder}"}
+        owner = owner if os.geteuid() == 0 and owner is not None and owner[0] != 0 else None
+        try:
+            done = run_program([self._path(program), *words], env=environ, timeout_s=timeout_s, owner=owner)
+        except subprocess.TimeoutExpired:
+            raise LauncherError(f"{program} did not end within {timeout_s:g} s") from None
+        except OSError as error:
+            raise LauncherError(f"{program} cannot be run ({error.strerror})") from error
+        if done.returncode != 0:
+            raise LauncherError(f"Slurm says: {_sentence(done.stderr) or f'{program} ended with {done.returncode}'}")
+        return done.stdout
+
+    def _path(self, program: str) -> str:
+        return str(Path(self._folder) / program) if self._folder else program
 
     def _nobody(self, why: str) -> LauncherUnavailable:
         self._breakers.silent(why, self._monotonic_s())
@@ -164,8 +186,10 @@ def _sentence(said: str) -> str:
     return lines[-1].rpartition("error: ")[2][:_MAX_WORDS_CHARS] if lines else ""
 
 
-def run_program(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run `argv` without input; where it is given up, what it has started is ended too.
+def run_program(
+    argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float, owner: tuple[int, int] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `argv` without input, as `owner` (user and group); where it is given up, what it has started is ended too.
 
     Raises
     ------
@@ -180,6 +204,8 @@ def run_program(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float
     with subprocess.Popen(
         list(argv), env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
+        user=None if owner is None else owner[0], group=None if owner is None else owner[1],
+        extra_groups=None if owner is None else (),
     ) as process:  # fmt: skip
         try:
             said = _read(process, deadline_s)

@@ -18,20 +18,27 @@ from trainwarden.launching import Report, Verb
 MAX_COMMENT_CHARS: Final = 1024  # Slurm's MAX_STR_LEN; it refuses longer ones
 MAX_ID_CHARS: Final = 200
 _MAX_WHY_CHARS: Final = 80
+_OVERTAKEN: Final = "another operation came before one was complete"
 _NOTE: Final = re.compile(r" ?trainwarden\[(\d{1,9}),(\d{1,9}),(\d{1,9})((?: [^\s\[\]]+)*)\]")
 
-Stage = Literal["drain", "resume", "move", "done", "failed"]
-"""``drain``, ``resume``: nodes are still to be; ``move``: the job is on its way; then how it ended."""
+Stage = Literal["drain", "resume", "move", "signal", "save", "done", "failed"]
+"""``drain``, ``resume``: nodes are still to be; ``move``: the job is on its way; ``signal``: it is being sent;
+``save``: a checkpoint is waited for; then how it ended.
+"""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One accepted operation. It is `restarts` that the job must have reached for it to be done."""
+    """One accepted operation. It is `restarts` that the job must have reached for it to be done.
+
+    Of a checkpoint it is the requeues that it must not go beyond, and `until` the step that it must have.
+    """
 
     id: str
     kind: Verb
     stage: Stage
     restarts: int = 0
     nodes: tuple[str, ...] = ()
+    until: int = 0
     why: str = ""
 
     @property
@@ -39,9 +46,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         """Whether nothing more will come of it."""
         return self.stage in ("done", "failed")
 
-    def end(self, why: str | None = None) -> Entry:
-        """It as it is once done, or failed for the reason `why`."""
-        return Entry(id=self.id, kind=self.kind, stage="done" if why is None else "failed", why=why or "")
+    def end(self, why: str | None = None, *, told: str = "") -> Entry:
+        """It as it is once done, with what is `told` of it, or failed for the reason `why`."""
+        return Entry(id=self.id, kind=self.kind, stage="done" if why is None else "failed", why=why or told)
 
     def report(self, text: str = "") -> Report:
         """How far it is."""
@@ -93,11 +100,12 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     def accept(self, entry: Entry, restarts: int) -> Note:
         """The note once `entry` is accepted of a job that was requeued `restarts` times."""
         accounted = max(self.restarts, restarts, entry.restarts)
+        waiting = {"signal", "save"} if entry.stage in ("move", "drain", "signal") and entry.kind != "cordon" else set()
         return Note(
             accepted=self.generation(restarts) + 1,
             restarts=accounted,
             changes=self.changes + 1,
-            entries=(*self.entries, entry),
+            entries=(*(one.end(_OVERTAKEN) if one.stage in waiting else one for one in self.entries), entry),
         )
 
     def put(self, entry: Entry, restarts: int) -> Note:
@@ -140,7 +148,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _word(entry: Entry) -> str:
-    more = [entry.why[:_MAX_WHY_CHARS]] if entry.ended else [str(entry.restarts), *entry.nodes]
+    until = [str(entry.until)] if entry.kind == "checkpoint" else []
+    more = [entry.why[:_MAX_WHY_CHARS]] if entry.ended else [str(entry.restarts), *until, *entry.nodes]
     return ",".join(quote(part, safe="/:") for part in (entry.id, entry.kind, entry.stage, *more))
 
 
@@ -150,7 +159,11 @@ def _entry(word: str) -> Entry | None:
     if len(parts) < 4:
         return None
     name, kind, stage, *more = parts
-    said = {"why": more[0]} if stage in ("done", "failed") else {"restarts": more[0], "nodes": more[1:]}
+    said: dict[str, object] = {"restarts": more[0], "nodes": more[1:]}
+    if stage in ("done", "failed"):
+        said = {"why": more[0]}
+    elif kind == "checkpoint":
+        said = {"restarts": more[0], "until": "".join(more[1:2])}
     try:
         return msgspec.convert({"id": name, "kind": kind, "stage": stage, **said}, Entry, strict=False)
     except msgspec.ValidationError:

@@ -24,6 +24,7 @@ class SlurmDouble:
         self.refusing = self.level = ""
         self.storage, self.owner = "none", "slurm(64030)"
         self.said: list[str] = []
+        self.probe = ""  # what a step in the job says on all nodes
         self.calls = 0
 
     def run(self, argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -37,6 +38,8 @@ class SlurmDouble:
             return done(argv, "what?")
         if program == "squeue":
             return done(argv, "".join(f"{number} {state}\n" for number, state in self.jobs))
+        if program == "srun":
+            return done(argv, self.probe)
         if program == "sacctmgr":
             return done(argv, self.level)
         if program == "scontrol" and "show" in words:
@@ -91,6 +94,9 @@ class SlurmDouble:
 
     def _change(self, argv: list[str], program: str, words: list[str]) -> subprocess.CompletedProcess[str]:
         fields = dict(word.split("=", 1) for word in words if "=" in word)
+        if program == "scancel" and words[0].startswith("--signal"):
+            self.said.append(" ".join([program, *words]))
+            return done(argv, "")
         if "Comment" not in fields:
             self.said.append(" ".join([program, *words]))
         if "Comment" in fields:
