@@ -10,17 +10,20 @@ from typing import Final
 
 import msgspec
 
-from trainwarden.actions.brakes.history import NODES_OUT, carried_out, ended_s
+from trainwarden.actions.brakes.history import NODES_OUT, carried_out, ended_s, took_effect
 from trainwarden.actions.brakes.nodes import targets
 from trainwarden.actions.nodes.past import cleared_text
 from trainwarden.actions.remedies.by_launcher import out_already
-from trainwarden.actions.remedies.table import EvictNode, Validate
+from trainwarden.actions.remedies.table import EvictNode, RestartJob, Validate
 from trainwarden.actions.remedies.view import Intent, PlanningContext
 from trainwarden.actions.validation.question import question
+from trainwarden.launching import LauncherState
 from trainwarden.records import ActionKind, ActionRecord
 
 PAUSE: Final = "pause"
 REST: Final = "rest"
+RESTART: Final = "restart"
+"""In the plan of a validation: it restarts the job; and why one is held until that pays."""
 MOST_ATTEMPTS: Final = 3  # of one incident's question, where the launcher came to no answer
 
 
@@ -93,12 +96,32 @@ def validate(view: PlanningContext, rung: Validate) -> Intent | None:
     if rested_s > view.now_s:
         why = "the job was validated not long ago, and stands still meanwhile"
         return msgspec.structs.replace(intent, refused=why, held=REST, until_s=rested_s)
+    if able.restarts_to_validate:
+        return _with_restart(view, intent, state)
     if state.phase == "failed":  # what is left of the ranks is ended by it: not before detection has told why
         return view.cooled(intent) if view.asks_for_restart() or not state.ranks_running else None
     if state.phase == "running" and state.pausable:
         return None if view.asks_for_restart() else view.cooled(intent)
     why = "the job trains, and its loop takes no part in pauses: once it is down"
     return msgspec.structs.replace(intent, refused=why, held=PAUSE) if state.phase == "running" else None
+
+
+def _with_restart(view: PlanningContext, intent: Intent, state: LauncherState) -> Intent | None:
+    """The suspects measured by a launcher that restarts the job for it: once a restart pays, and instead of that."""
+    rung = view.rules.remedies.find(view.case.incident.kind, RestartJob)
+    if state.phase != "running" or rung is None:
+        why = "the launcher restarts a job to measure it, and nothing here restarts one that trains"
+        return msgspec.structs.replace(intent, refused=why, held=PAUSE) if state.phase == "running" else None
+    intent = msgspec.structs.replace(intent, plan={**intent.plan, RESTART: True})
+    if view.case.ladder.impact_s < rung.overhead_s:
+        why = f"the launcher restarts the job to measure it, which pays once {rung.overhead_s:.0f} s are lost"
+        return msgspec.structs.replace(intent, refused=why, held=RESTART)
+    return None if view.asks_for_restart() else view.cooled(intent)
+
+
+def restarted_to_validate(view: PlanningContext) -> bool:
+    """Whether a validation of this incident has restarted the job, so that no restart is due besides."""
+    return any(RESTART in action.plan and took_effect(action) for action in view.attempts("validate"))
 
 
 def asks_again(view: PlanningContext) -> bool:

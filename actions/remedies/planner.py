@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from trainwarden.actions.brakes.history import BEFORE, RETRIED, carried_out, ended_s
-from trainwarden.actions.remedies.isolating import asks_again, evict, unproved, validate
+from trainwarden.actions.remedies.isolating import RESTART, asks_again, evict, restarted_to_validate, unproved, validate
 from trainwarden.actions.remedies.moving import move
 from trainwarden.actions.remedies.rebalancing import rebalance, relief
 from trainwarden.actions.remedies.slow_job import checkpoint, restart_running, saved_first
@@ -125,6 +125,8 @@ def _in_turn(view: PlanningContext) -> AnyRung | None:
     rungs = view.rules.remedies.rungs(view.case.incident.kind)
     if asks_again(view):
         tried.discard("validate")
+    if restarted_to_validate(view):
+        tried |= {"checkpoint_job", "restart_job"}
     if doubted := unproved(view):
         tried, held = tried | doubted, held - doubted
     strategy = view.case.ladder.due(tried)
@@ -145,12 +147,17 @@ def _in_turn(view: PlanningContext) -> AnyRung | None:
 
 
 def _passed_over(action: ActionRecord) -> bool:
-    """Whether `action` cannot be done, or not for as long as a brake is on; a cool-down is waited for.
+    """Whether `action` cannot be done, or not for as long as a brake is on; a cool-down is waited for, and
+    so is the time at which a restart pays, by whoever measures with one.
 
     A restart before the checkpoint that a brake holds would lose the steps that it is there to save.
     """
     held = action.plan.get("held")
-    return action.outcome == "skipped" and held != COOL_DOWN and not (held and action.kind == "checkpoint_job")
+    return (
+        action.outcome == "skipped"
+        and held not in (COOL_DOWN, RESTART)
+        and not (held and action.kind == "checkpoint_job")
+    )
 
 
 # --- an incident that has closed -------------------------------------------------------------------------------------

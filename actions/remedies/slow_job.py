@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from trainwarden.actions.brakes.history import BEFORE, MOVES, NODES_OUT, begun
+from trainwarden.actions.remedies.isolating import RESTART
 from trainwarden.actions.remedies.view import Intent, PlanningContext
 from trainwarden.records import IncidentKind
 
@@ -46,7 +47,8 @@ def saved_first(view: PlanningContext, intent: Intent) -> Intent:
     One checkpoint an incident; `intent` follows whatever its outcome. Only in mode auto, as an operator who approves an
     eviction would have to approve twice.
     """
-    if intent.kind not in NODES_OUT | MOVES or intent.refused or view.case.incident.kind not in TRAINS_ON:
+    starts = intent.kind in NODES_OUT | MOVES or RESTART in intent.plan
+    if not starts or intent.refused or view.case.incident.kind not in TRAINS_ON:
         return intent
     if told := [one for one in view.attempts("save") if begun(one) or not one.plan.get("held")]:
         if told[-1].outcome == "done":

@@ -65,6 +65,7 @@ class SlurmStage:
         self.number = slurm.ask("sbatch", "--parsable", *words, str(script))
         self.settings = {
             "slurm_conf": str(slurm.conf), "ranks_per_node": 1, "timeout_s": 5.0, "jobs": {self.job: int(self.number)},
+            "checkpoints": {self.job: {"folder": str(run_dir), "signal": "USR1"}}, "validate": {"folder": str(run_dir)},
         }  # fmt: skip
         engine = EngineSettings(launcher="slurm", launcher_settings=self.settings)
         self.launcher = make_launcher(engine, Scope(job=self.job, node="node", run_dir=str(run_dir)))

@@ -55,12 +55,14 @@ timeout_s = 3.0
 class World:
     """A job of two nodes, an engine, and the bus between the test and the engine."""
 
-    def __init__(self, slurm: Slurm, folder: Path, script: str = BATCH, more: str = "", remedies: str = "") -> None:
-        self.slurm, self.folder = slurm, folder
+    def __init__(
+        self, slurm: Slurm, folder: Path, script: str = BATCH, more: str = "", remedies: str = "", nodes: int = 2
+    ) -> None:
+        self.slurm, self.folder, self.nodes = slurm, folder, nodes
         (folder / "bin").mkdir()
-        for name in ("squeue", "srun", "sbatch"):
+        for name in ("squeue", "srun"):
             (folder / "bin" / name).symlink_to(str(shutil.which(name)))
-        for name in ("scontrol", "scancel"):
+        for name in ("scontrol", "scancel", "sbatch"):
             program = folder / "bin" / name
             program.write_text(PROGRAM.format(real=shutil.which(name), folder=folder))
             program.chmod(0o755)
@@ -77,7 +79,8 @@ class World:
     def submit(self, script: str = BATCH, *more: str) -> None:
         path = self.folder / "job.sh"
         path.write_text(script.format(folder=self.folder))
-        words = ("--nodes=2", "--ntasks-per-node=1", "--exclude=n5", f"--output={self.folder}/out")
+        words = (f"--nodes={self.nodes}", "--ntasks-per-node=1", f"--output={self.folder}/out")
+        more = ("--exclude=n5", *more) if self.nodes < len(NODES) - 1 else more
         self.job = self.slurm.ask(
             "sbatch", "--parsable", f"--job-name={self.name}", "--comment=night run", *words, *more, str(path)
         )
@@ -136,7 +139,7 @@ class World:
     @property
     def bad(self) -> str:
         """The node at fault: the first of those that the job was on at first."""
-        return min(node for _, node in self.starts()[:2])
+        return min(node for _, node in self.starts()[: self.nodes])
 
     def went_elsewhere(self) -> bool:
         """Whether the job was started once more, away from that node and from what its owner had excluded."""

@@ -36,6 +36,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a launcher can do; `cannot` says in its own words why it does not do the rest.
 
     `restarts_itself`: where a rank ends or a node falls silent it starts all ranks again, at once and unasked.
+    `restarts_to_validate`: a ``validate`` is of a job that trains, whose ranks it ends and starts again.
 
     Examples
     --------
@@ -47,6 +48,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     can: frozenset[Verb]
     cannot: Mapping[Verb, str] = msgspec.field(default_factory=dict)
     restarts_itself: bool = False
+    restarts_to_validate: bool = False
 
     def refusal(self, verb: Verb) -> str | None:
         """None if `verb` can be done, else one sentence why not."""

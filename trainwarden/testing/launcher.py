@@ -138,19 +138,20 @@ def what_is_stale_is_refused(case: Case) -> None:
 
 def an_operation_is_done_once_by_its_id(case: Case) -> None:
     """Asked again, also by a new one, it tells how far it is; the generation rises once."""
-    able = case.made().capabilities().can
+    said = case.made().capabilities()
+    able, restarts = said.can, said.restarts_to_validate
     nodes = case.made().state(case.job).nodes
     for verb in sorted(able, key=lambda verb: (_TURN.get(verb, 0), verb)):
         launcher = case.made()
         before = launcher.state(case.job)
-        if verb == "validate" and before.phase != "failed" and not before.pausable:
+        if verb == "validate" and before.phase != "failed" and not (before.pausable or restarts):
             continue  # no engine asks for it: the job trains and cannot stand still
         # A job that is starting anew, as after the verb before, is on no nodes.
         operation = case.operation(2, verb, msgspec.structs.replace(before, nodes=before.nodes or nodes))
         report = launcher.submit(operation)
         assert report.operation == operation.id, f"the report must name {operation.id}, not {report.operation}"
-        if verb == "checkpoint" and (report.state, report.reason) == ("refused", "unfit"):
-            assert report.text, "whether ranks can save is up to their script, but a refusal must say why not"
+        if verb in ("checkpoint", "validate") and (report.state, report.reason) == ("refused", "unfit"):
+            assert report.text, "whether ranks can save or be measured is up to the job, but a refusal must say why not"
             continue
         assert report.state in WELL, f"{verb} that fits is answered {report}"
         for again in (launcher.submit(operation), launcher.poll(case.job, operation.id)):

@@ -42,6 +42,18 @@ class _Result(msgspec.Struct, frozen=True):
     rates: Rates = Rates()
 
 
+def findings_in(path: Path) -> Findings:
+    """What a validation has written to `path`.
+
+    Raises
+    ------
+    OSError, msgspec.DecodeError
+        If there is no whole result.
+    """
+    found = msgspec.json.decode(read_whole(path, _MOST_BYTES), type=_Result)
+    return Findings(accused=found.accused, judged=found.judged, nodes=tuple(found.nodes), rates=found.rates)
+
+
 class Measurement:
     """A validation of the places of all ranks of `place`, which waits for `begin`; it ends with the launcher.
 
@@ -97,12 +109,10 @@ class Measurement:
         code = self._process.wait()
         self._let_go()
         try:
-            found = msgspec.json.decode(read_whole(self._target, _MOST_BYTES), type=_Result)
+            return Outcome(findings_in(self._target))
         except (OSError, msgspec.DecodeError):
             said = last_words(self._log) or "it said nothing"
             return Outcome(None, f"the validation ended with code {code} and no result: {said}")
-        nodes = tuple(found.nodes)
-        return Outcome(Findings(accused=found.accused, judged=found.judged, nodes=nodes, rates=found.rates))
 
     def _let_go(self) -> None:
         """Close our end of its standard input."""

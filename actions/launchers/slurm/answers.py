@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +35,8 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `nodes` and `excluded` are Slurm's lists (``n[1-4,7]``), `restarts` how often it was requeued.
 
     `held` says that a requeue holds it, not a person; `requeueable` that it is a batch job that may be requeued.
-    `owner` are the numbers of its user and group.
+    `owner` are the numbers of its user and group,
+    `submitted_s` when it was submitted, or requeued.
     """
 
     id: int
@@ -47,6 +49,9 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     excluded: str = ""
     comment: str = ""
     owner: tuple[int, int] | None = None
+    partition: str = ""
+    account: str = ""
+    submitted_s: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -104,6 +109,9 @@ def jobs_of_json(answer: dict[str, Any]) -> list[SlurmJob]:
             excluded=str(raw.get("excluded_nodes") or ""),
             comment=str(raw.get("comment") or ""),
             owner=_owner(raw.get("user_id"), raw.get("group_id")),
+            partition=str(raw.get("partition") or ""),
+            account=str(raw.get("account") or ""),
+            submitted_s=_number(raw["submit_time"]) if "submit_time" in raw else None,
         )
         for raw in answer["jobs"]
     ]
@@ -129,6 +137,9 @@ def jobs_of_text(answer: str) -> list[SlurmJob]:
             excluded=said.get("ExcNodeList", ""),
             comment=said.get("Comment", "").rstrip(" "),
             owner=_owner(*(_number_behind(said.get(name, "")) for name in ("UserId", "GroupId"))),
+            partition=said.get("Partition", ""),
+            account=said.get("Account", ""),
+            submitted_s=_seconds(said.get("SubmitTime", "")),
         )
         for said in _records(answer)
     ]
@@ -217,6 +228,14 @@ def _number_behind(said: str) -> int | None:
     """The number of ``name(number)``."""
     found = _NUMBER_BEHIND.search(said)
     return None if found is None else int(found[1])
+
+
+def _seconds(said: str) -> float | None:
+    """A time as text, which is of this machine's zone."""
+    try:
+        return datetime.fromisoformat(said).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _number(raw: Any) -> int:

@@ -4,8 +4,6 @@ What was accepted stands in the job's comment (`note`) before anything is done; 
 several machines, restarted or not, tell the same, and Slurm itself keeps it through a restart of its controller.
 
 Whom Slurm lets drain nodes: root, SlurmUser, and users whose AdminLevel is Administrator.
-
-Slurm's states in the words of launchers, and an operation in those of Slurm.
 """
 
 from __future__ import annotations
@@ -14,21 +12,22 @@ import os
 import pwd
 import re
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
 
-from trainwarden.actions.launchers.slurm.answers import ENDED, FAILED, RUNS, WAITS, SlurmJob
+from trainwarden.actions.launchers.slurm.answers import ENDED, FAILED, WAITS, SlurmJob
 from trainwarden.actions.launchers.slurm.commands import Commands
-from trainwarden.actions.launchers.slurm.note import MAX_ID_CHARS, Entry, Note, Stage
+from trainwarden.actions.launchers.slurm.note import MAX_ID_CHARS, Entry, Note
 from trainwarden.actions.launchers.slurm.saving import JobCheckpoints, SavePlan, Saving
+from trainwarden.actions.launchers.slurm.states import ALONE, MOVES, dry, entry_of, generation, must_requeue, phase
 from trainwarden.actions.launchers.slurm.steps import Steps, not_ours
+from trainwarden.actions.launchers.slurm.validating import ValidateConfig, Validating
 from trainwarden.errors import LauncherError, LauncherUnavailable
 from trainwarden.launching import (
     NODE_VERBS,
     Capabilities,
-    JobPhase,
     LauncherState,
     NodeState,
     Operation,
@@ -40,86 +39,6 @@ from trainwarden.launching import (
 )
 from trainwarden.protocols import Scope
 from trainwarden.settings import Config, PositiveSeconds
-
-# Job ids rise, so a new job of a name never has an old one's generation; no job gets a million operations.
-GENERATIONS_OF_A_JOB: Final = 1_000_000
-ALONE: Final[frozenset[Verb]] = frozenset({"cordon", "uncordon"})  # what is done to nodes and to no job
-_FIRST: Final[dict[Verb, Stage]] = {"evict": "drain", "cordon": "drain", "uncordon": "resume", "checkpoint": "signal"}
-_NO_REQUEUE: Final[frozenset[Verb]] = ALONE | {"checkpoint"}
-
-
-def generation(job: SlurmJob, note: Note) -> int:
-    """The job's generation: of its number, of what was done to it, and of others' requeues."""
-    return job.id * GENERATIONS_OF_A_JOB + note.generation(job.restarts)
-
-
-def phase(job: SlurmJob, note: Note) -> JobPhase:
-    """The job's phase. While it is completing, what it will be then is not always told: nothing is done meanwhile.
-
-    Examples
-    --------
-    >>> phase(SlurmJob(id=1, states=frozenset({"NODE_FAIL"}), requeueable=True), Note())
-    'failed'
-    >>> phase(SlurmJob(id=1, states=frozenset({"NODE_FAIL"})), Note())
-    'ended'
-    """
-    moving = [entry for entry in note.under_way if entry.kind != "stop" and entry.stage == "move"]
-    if "COMPLETING" in job.states:
-        return "stopping" if any(entry.kind == "stop" for entry in note.under_way) else "restarting"
-    if job.states & ENDED:
-        return "ended"
-    if any(entry.restarts > job.restarts for entry in moving):
-        return "restarting"
-    if job.states & FAILED:
-        return "failed" if job.requeueable else "ended"
-    if job.states & WAITS or "CONFIGURING" in job.states:
-        return "restarting" if moving else "pending"
-    if job.states & {"SUSPENDED", "STOPPED"}:
-        return "paused"
-    return "running"
-
-
-def must_requeue(operation: Operation, job: SlurmJob, on: Collection[str]) -> bool:
-    """Whether `operation` takes a requeue of `job`, which lies on the nodes `on`; one that waits needs none."""
-    if operation.kind == "restart":
-        return bool(job.states & (RUNS | FAILED))
-    if operation.kind == "evict":
-        return bool(job.states & FAILED) or (
-            bool(job.states & RUNS) and not set(on).isdisjoint(operation.targets.nodes)
-        )
-    return False
-
-
-def entry_of(operation: Operation, job: SlurmJob, note: Note, on: Collection[str]) -> Entry:
-    """What is noted of `operation` once it is accepted. A requeue that is under way serves it as well."""
-    coming = max((entry.restarts for entry in note.under_way if entry.stage == "move"), default=0)
-    restarts = job.restarts
-    if must_requeue(operation, job, on) or "COMPLETING" in job.states:
-        restarts = coming if coming > job.restarts or "COMPLETING" in job.states else job.restarts + 1
-    return Entry(
-        id=operation.id,
-        kind=operation.kind,
-        stage=_FIRST.get(operation.kind, "move"),
-        restarts=job.restarts if operation.kind in _NO_REQUEUE else restarts,
-        nodes=operation.targets.nodes if operation.kind in NODE_VERBS else (),
-    )
-
-
-def dry(entry: Entry, job: SlurmJob) -> str:
-    """What would be done if this were no dry run."""
-    if entry.kind in ALONE:
-        does = f"{entry.stage} {', '.join(entry.nodes)}"
-    elif entry.kind == "stop":
-        does = f"cancel Slurm job {job.id}"
-    elif entry.kind == "checkpoint":
-        does = f"send the signal of checkpoints to Slurm job {job.id}"
-    elif entry.restarts > job.restarts:
-        does = f"requeue Slurm job {job.id}"
-    else:
-        does = f"leave Slurm job {job.id}, which is {job.state}"
-    if entry.kind == "evict":
-        does = f"drain {', '.join(entry.nodes)}, {does} and let it exclude {'it' if len(entry.nodes) == 1 else 'them'}"
-    return f"this is a dry run: nothing was done; else Slurm would be asked to {does}"
 
 
 def no_right_to_drain(commands: Commands) -> str | None:
@@ -150,7 +69,7 @@ def no_right_to_drain(commands: Commands) -> str | None:
     return f"user {name} may not drain nodes: Slurm lets {who} and users of AdminLevel Administrator"
 
 
-CAN: Final[frozenset[Verb]] = frozenset({"restart", "stop", "checkpoint", "evict", "cordon", "uncordon"})
+CAN: Final[frozenset[Verb]] = frozenset({"restart", "stop", "checkpoint", "validate", "evict", "cordon", "uncordon"})
 CANNOT: Final[dict[Verb, str]] = {
     "rebalance": "Slurm has no part in how a job splits its micro-batches",
     "move": "Slurm chooses the places of a job's ranks itself; a person must",
@@ -159,6 +78,7 @@ CANNOT: Final[dict[Verb, str]] = {
     "replace": "an eviction lets Slurm choose the nodes that replace others",
 }
 _NO_CHECKPOINTS: Final = "launcher_settings.checkpoints names no job's folder, and the signal at which its script saves"
+_NO_VALIDATION: Final = "launcher_settings.validate and ranks_per_node do not say how nodes are measured with a restart"
 _UNSURE: Final = "it is not known whether the signal was sent, and it is not sent twice"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
@@ -166,7 +86,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 class SlurmConfig(Config, frozen=True, kw_only=True):
     """Which job is which: a job is found in Slurm by its name, unless `jobs` gives its number.
 
-    `checkpoints` are of jobs whose scripts save at a signal.
+    `checkpoints` are of jobs whose scripts save at a signal, `validate` says how nodes are measured with a restart.
     `ranks_per_node` says that ranks lie on nodes in the order of SLURM_NODEID, so many on each; without it nobody knows
     where ranks are. `timeout_s` is for one of Slurm's commands. `slurm_conf` is its file and `programs` its folder of
     commands, where these are not in their places. With `dry_run` all is checked and nothing is done.
@@ -178,6 +98,7 @@ class SlurmConfig(Config, frozen=True, kw_only=True):
     slurm_conf: str | None = None
     programs: str | None = None
     checkpoints: dict[str, JobCheckpoints] = msgspec.field(default_factory=dict)
+    validate: ValidateConfig | None = None
     dry_run: bool = False
 
 
@@ -199,6 +120,9 @@ class SlurmLauncher:
         self._commands = Commands(config.programs, config.slurm_conf, config.timeout_s)
         self._steps = Steps(self._commands)
         self._saving = Saving(self._commands, config.checkpoints)
+        self._validating: Validating | None = None
+        if config.validate is not None and config.ranks_per_node is not None:
+            self._validating = Validating(self._commands, config.validate, config.ranks_per_node)
         self._seen: dict[str, _Seen] = {}
         self._lock = threading.Lock()
 
@@ -213,13 +137,15 @@ class SlurmLauncher:
         denied = {verb: no for verb in CAN & NODE_VERBS if no}
         if not self._config.checkpoints:
             denied["checkpoint"] = _NO_CHECKPOINTS
-        return Capabilities(can=CAN - denied.keys(), cannot={**CANNOT, **denied})
+        if self._validating is None or no:
+            denied["validate"] = (no or "").replace("drain", "reserve") or _NO_VALIDATION
+        return Capabilities(can=CAN - denied.keys(), cannot={**CANNOT, **denied}, restarts_to_validate=True)
 
     def state(self, job: str) -> LauncherState:
         """See `trainwarden.launching.Launcher.state`."""
         with self._lock, self._commands.about(job):
             found, note = self._look(job)
-            nodes = self._node_states(found)
+            nodes = self._node_states(found, note)
         now = phase(found, note)
         ranks = [rank for node in nodes for rank in node.ranks]
         return LauncherState(
@@ -284,16 +210,22 @@ class SlurmLauncher:
             raise LauncherError(f"Slurm knows no job named {name}; a job that ended is forgotten after MinJobAge")
         return live[0] if live else max(number for number, _ in found)
 
-    def _node_states(self, job: SlurmJob) -> tuple[NodeState, ...]:
+    def _node_states(self, job: SlurmJob, note: Note) -> tuple[NodeState, ...]:
+        """The nodes that the job is on; of one that waits since it was measured, those that it was measured on.
+
+        Else no node could be taken out before it begins again, as nobody knows how many it would have left.
+        """
         each = self._config.ranks_per_node or 0
+        measured = [one.on for one in note.entries if one.kind == "validate" and one.restarts == job.restarts]
+        on = job.nodes or (measured[-1] if measured and job.states & WAITS else "")
         return tuple(
             NodeState(
                 node=node.name,
                 state="cordoned" if node.out else "lost" if node.down else "healthy",
-                ranks=tuple(range(place * each, (place + 1) * each)),
+                ranks=tuple(range(place * each, (place + 1) * each)) if job.nodes else (),
                 why=node.reason[:500],
             )
-            for place, node in enumerate(self._commands.nodes(job.nodes))
+            for place, node in enumerate(self._commands.nodes(on))
         )
 
     # --- operations --------------------------------------------------------------------------------------------------
@@ -313,11 +245,13 @@ class SlurmLauncher:
             operation = msgspec.structs.replace(operation, targets=Targets(nodes=nodes))
         if (no := self._refusal(operation, job, on)) is not None:
             return no
-        if "COMPLETING" in job.states and not alone and all(entry.stage != "move" for entry in note.under_way):
+        if "COMPLETING" in job.states and not alone and all(entry.stage not in MOVES for entry in note.under_way):
             raise LauncherUnavailable(f"Slurm job {job.id} is ending; what it will be then is not known yet")
         entry = entry_of(operation, job, note, on)
         if self._config.dry_run:
             return refused(operation, "unsupported", dry(entry, job))
+        if operation.kind == "validate":
+            return self._measure(operation, job, note, on, entry)
         if operation.kind == "checkpoint":
             return self._save(operation, job, note, entry)
         if job.finished:
@@ -336,6 +270,16 @@ class SlurmLauncher:
             after = after.put(entry, job.restarts)
             self._keep(operation.job, job, after)
         return self._go_on(operation.job, job, after, entry, operation.why)
+
+    def _measure(self, operation: Operation, job: SlurmJob, note: Note, on: Sequence[str], entry: Entry) -> Report:
+        """Have the job's nodes measured while it is requeued, where that says something about them alone."""
+        assert self._validating is not None  # else it was refused
+        if any(other.stage in MOVES for other in note.under_way):
+            return refused(operation, "unfit", f"Slurm job {job.id} is on its way for another operation")
+        planned = self._validating.plan(operation, job, on, entry)
+        if isinstance(planned, str):
+            return refused(operation, "unfit", planned)
+        return self._accept(operation, job, note.accept(planned, job.restarts), planned)
 
     def _save(self, operation: Operation, job: SlurmJob, note: Note, entry: Entry) -> Report:
         """Ask for a checkpoint, where one would be seen and the signal ends no task."""
@@ -431,17 +375,26 @@ class SlurmLauncher:
         """Take the steps that are due, as far as they go at this look."""
         text = ""
         while not entry.ended:
-            if entry.stage == "signal":
-                after, text = entry.end(_UNSURE), ""
-            elif entry.stage == "save":
-                after, text = self._saving.go_on(name, job, entry)
-            else:
-                after, text = self._steps.go_on(job, entry, why)
+            after, text = self._step(name, job, entry, why)
             if after == entry:
                 break
             entry, note = after, note.put(after, job.restarts)
             self._keep(name, job, note)
-        return entry.report(text)
+        report = entry.report(text)
+        if report.state == "done" and entry.kind == "validate" and self._validating is not None:
+            return msgspec.structs.replace(report, findings=self._validating.findings(job, entry))
+        return report
+
+    def _step(self, name: str, job: SlurmJob, entry: Entry, why: str) -> tuple[Entry, str]:
+        """The next step of an operation, by its kind."""
+        if entry.stage == "signal":
+            return entry.end(_UNSURE), ""
+        if entry.stage == "save":
+            return self._saving.go_on(name, job, entry)
+        if entry.kind == "validate":
+            gone = entry.end("launcher_settings.validate was taken away"), ""
+            return gone if self._validating is None else self._validating.go_on(job, entry)
+        return self._steps.go_on(job, entry, why)
 
     def _keep(self, name: str, job: SlurmJob, note: Note) -> None:
         """Write the note into the job's comment, behind what a person wrote there.

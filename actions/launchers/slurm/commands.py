@@ -129,22 +129,28 @@ class Commands:
         self._breakers.answered()
         return done.stdout
 
-    def run_as(self, owner: tuple[int, int] | None, program: str, *words: str, timeout_s: float) -> str:
-        """What a command says that only the job's `owner` may run: root becomes the owner for it.
+    def becomes(self, owner: tuple[int, int] | None) -> int:
+        """The user whom `run_as` runs a command as."""
+        return owner[0] if os.geteuid() == 0 and owner is not None else os.geteuid()
+
+    def run_as(self, owner: tuple[int, int] | None, program: str, *words: str, timeout_s: float, text: str = "") -> str:
+        """What a command says that the job's `owner` should run: root becomes the owner for it. It reads `text`.
 
         Raises
         ------
+        LauncherUnavailable
+            If it has not ended within `timeout_s`; it may wait for nodes, so this says nothing of Slurm's controller.
         LauncherError
-            If it fails, or has not ended within `timeout_s`: what it waits for are nodes, and not Slurm's controller.
+            If it fails.
         """
         environ = self._environ
         if self._folder:
             environ = {**environ, "PATH": f"{environ.get('PATH', os.defpath)}:{self._folder}"}
-        owner = owner if os.geteuid() == 0 and owner is not None and owner[0] != 0 else None
+        owner = owner if self.becomes(owner) != os.geteuid() else None
         try:
-            done = run_program([self._path(program), *words], env=environ, timeout_s=timeout_s, owner=owner)
+            done = run_program([self._path(program), *words], env=environ, timeout_s=timeout_s, owner=owner, text=text)
         except subprocess.TimeoutExpired:
-            raise LauncherError(f"{program} did not end within {timeout_s:g} s") from None
+            raise LauncherUnavailable(f"{program} did not end within {timeout_s:g} s") from None
         except OSError as error:
             raise LauncherError(f"{program} cannot be run ({error.strerror})") from error
         if done.returncode != 0:
@@ -187,9 +193,16 @@ def _sentence(said: str) -> str:
 
 
 def run_program(
-    argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float, owner: tuple[int, int] | None = None
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    timeout_s: float,
+    owner: tuple[int, int] | None = None,
+    text: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run `argv` without input, as `owner` (user and group); where it is given up, what it has started is ended too.
+    """Run `argv` as `owner` (user and group), with `text` to read, of a page at most.
+
+    Where it is given up, what it has started is ended too.
 
     Raises
     ------
@@ -202,12 +215,17 @@ def run_program(
     """
     deadline_s = time.monotonic() + timeout_s
     with subprocess.Popen(
-        list(argv), env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        list(argv), env=dict(env), stdin=subprocess.PIPE if text else subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
         user=None if owner is None else owner[0], group=None if owner is None else owner[1],
         extra_groups=None if owner is None else (),
     ) as process:  # fmt: skip
         try:
+            if process.stdin is not None:
+                with suppress(BrokenPipeError):  # it has ended, which is seen by that
+                    process.stdin.write(text.encode())
+                    process.stdin.close()
             said = _read(process, deadline_s)
             process.wait(max(0.0, deadline_s - time.monotonic()))
         except BaseException as error:

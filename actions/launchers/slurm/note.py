@@ -21,16 +21,18 @@ _MAX_WHY_CHARS: Final = 80
 _OVERTAKEN: Final = "another operation came before one was complete"
 _NOTE: Final = re.compile(r" ?trainwarden\[(\d{1,9}),(\d{1,9}),(\d{1,9})((?: [^\s\[\]]+)*)\]")
 
-Stage = Literal["drain", "resume", "move", "signal", "save", "done", "failed"]
+Stage = Literal["drain", "resume", "move", "signal", "save", "reserve", "measure", "judge", "done", "failed"]
 """``drain``, ``resume``: nodes are still to be; ``move``: the job is on its way; ``signal``: it is being sent;
-``save``: a checkpoint is waited for; then how it ended.
+``save``: a checkpoint is waited for; ``reserve``, ``measure``, ``judge``: those of a validation; then how it ended.
 """
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted operation. It is `restarts` that the job must have reached for it to be done.
 
-    Of a checkpoint it is the requeues that it must not go beyond, and `until` the step that it must have.
+    Of a checkpoint it is the requeues that it must not go beyond, and `until` the step that it must have. A validation
+    makes `checks` of `nodes`, suspects among the job's nodes `on` (a list of Slurm's), and is over at `until`, in
+    seconds UTC; where the job was and how often it was requeued is known of it afterwards too.
     """
 
     id: str
@@ -39,6 +41,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     nodes: tuple[str, ...] = ()
     until: int = 0
+    checks: str = ""
+    on: str = ""
     why: str = ""
 
     @property
@@ -48,7 +52,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     def end(self, why: str | None = None, *, told: str = "") -> Entry:
         """It as it is once done, with what is `told` of it, or failed for the reason `why`."""
-        return Entry(id=self.id, kind=self.kind, stage="done" if why is None else "failed", why=why or told)
+        stage: Stage = "done" if why is None else "failed"
+        if self.kind == "validate":
+            return Entry(id=self.id, kind=self.kind, stage=stage, why=why or told, restarts=self.restarts, on=self.on)
+        return Entry(id=self.id, kind=self.kind, stage=stage, why=why or told)
 
     def report(self, text: str = "") -> Report:
         """How far it is."""
@@ -100,12 +107,15 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     def accept(self, entry: Entry, restarts: int) -> Note:
         """The note once `entry` is accepted of a job that was requeued `restarts` times."""
         accounted = max(self.restarts, restarts, entry.restarts)
-        waiting = {"signal", "save"} if entry.stage in ("move", "drain", "signal") and entry.kind != "cordon" else set()
+        alone = entry.kind in ("cordon", "uncordon")
+        before = (
+            one if alone or one.ended or one.kind != "checkpoint" else one.end(_OVERTAKEN) for one in self.entries
+        )
         return Note(
             accepted=self.generation(restarts) + 1,
             restarts=accounted,
             changes=self.changes + 1,
-            entries=(*(one.end(_OVERTAKEN) if one.stage in waiting else one for one in self.entries), entry),
+            entries=(*before, entry),
         )
 
     def put(self, entry: Entry, restarts: int) -> Note:
@@ -148,8 +158,14 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _word(entry: Entry) -> str:
-    until = [str(entry.until)] if entry.kind == "checkpoint" else []
-    more = [entry.why[:_MAX_WHY_CHARS]] if entry.ended else [str(entry.restarts), *until, *entry.nodes]
+    if entry.ended:
+        more = [entry.why[:_MAX_WHY_CHARS], *([str(entry.restarts), entry.on] if entry.kind == "validate" else [])]
+    elif entry.kind == "checkpoint":
+        more = [str(entry.restarts), str(entry.until)]
+    elif entry.kind == "validate":
+        more = [str(entry.restarts), str(entry.until), entry.checks, entry.on, *entry.nodes]
+    else:
+        more = [str(entry.restarts), *entry.nodes]
     return ",".join(quote(part, safe="/:") for part in (entry.id, entry.kind, entry.stage, *more))
 
 
@@ -159,11 +175,17 @@ def _entry(word: str) -> Entry | None:
     if len(parts) < 4:
         return None
     name, kind, stage, *more = parts
-    said: dict[str, object] = {"restarts": more[0], "nodes": more[1:]}
-    if stage in ("done", "failed"):
-        said = {"why": more[0]}
-    elif kind == "checkpoint":
-        said = {"restarts": more[0], "until": "".join(more[1:2])}
+    ended = stage in ("done", "failed")
+    names: tuple[str, ...] = ("why",) if ended else ("restarts",)
+    if kind == "checkpoint" and not ended:
+        names = ("restarts", "until")
+    elif kind == "validate":
+        names = ("why", "restarts", "on") if ended else ("restarts", "until", "checks", "on")
+    if len(more) < len(names):
+        return None
+    said: dict[str, object] = dict(zip(names, more, strict=False))
+    if not ended:
+        said["nodes"] = more[len(names) :]
     try:
         return msgspec.convert({"id": name, "kind": kind, "stage": stage, **said}, Entry, strict=False)
     except msgspec.ValidationError:

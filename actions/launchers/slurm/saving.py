@@ -80,7 +80,7 @@ class Saving:
             return f"there is no folder {own.folder} on the engine's machine"
         try:
             steps = self._steps(job, own)
-        except LauncherUnavailable:
+        except LauncherUnavailable:  # Slurm's controller, which is asked before
             raise
         except LauncherError as error:
             return f"what the job's tasks catch cannot be seen ({error})"
@@ -128,10 +128,13 @@ class Saving:
         alone = _SIGNALS_TASKS_ALONE.search(self._commands.run("scontrol", "show", "config")) is not None
         nodes = len(self._commands.names(job.nodes))
         words = (f"--jobid={job.id}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1")
-        said = self._commands.run_as(
-            job.owner, "srun", *words, "--mem=0", "--chdir=/", "--quiet", "--input=none", "sh", "-c", _PROBE,
-            timeout_s=PROBE_S,
-        )  # fmt: skip
+        try:
+            said = self._commands.run_as(
+                job.owner, "srun", *words, "--mem=0", "--chdir=/", "--quiet", "--input=none", "sh", "-c", _PROBE,
+                timeout_s=PROBE_S,
+            )  # fmt: skip
+        except LauncherUnavailable as error:  # a node that hangs; asking again and again would hold up the engine
+            raise LauncherError(str(error)) from error
         return steps_that_catch(said, own.signal, nodes=nodes, tasks_alone=alone)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine_doubles import Killed, Rig
 from tests.unit.actions.engine.test_handler import slow_evidence
-from trainwarden.launching import Capabilities, NodeState
+from trainwarden.launching import Accused, Capabilities, Findings, NodeState
 from trainwarden.records import Suspect
 
 ABLE = Capabilities(can=frozenset({"restart", "checkpoint"}))
@@ -185,3 +185,67 @@ def test_a_stop_holds_the_checkpoint_and_after_it_both_are_done() -> None:
     rig.tell(rig.command("resume"))
     ticks(rig)
     assert asked(rig) == ["checkpoint", "evict"]
+
+
+# --- a launcher that restarts the job to measure it ------------------------------------------------------------------
+
+MEASURES: dict[str, Any] = {
+    "slow_compute": [{"action": "validate", "overhead_s": 60.0}, *EVICTS["slow_compute"]],
+    "metric_anomaly": [{"action": "validate"}, {"action": "evict_node"}],
+}
+SLOW = Accused(kind="slow_compute", text="rank 2 on n7 is slow", ranks=(2,), nodes=("n7",))
+
+
+def measuring(findings: Findings, lost: int = 3000, kind: str = "slow_compute") -> Rig:
+    """A job that trains and has lost 0.3 s in each of so many iterations."""
+    rig = Rig(MEASURES, cool_down_s=0.0)
+    able = frozenset({"restart", "checkpoint", "evict", "validate"})
+    rig.launcher.able = Capabilities(can=able, restarts_to_validate=True)  # type: ignore[arg-type]
+    rig.launcher.phase, rig.launcher.findings = "running", findings
+    rig.launcher.nodes["job"] = (NodeState(node="n6"), NodeState(node="n7"))
+    rig.tell(rig.incident(kind=kind, suspects=SUSPECTS, evidence=slow_evidence(slow_iterations=lost)))  # type: ignore[arg-type]
+    ticks(rig)
+    return rig
+
+
+@pytest.mark.parametrize(
+    ("findings", "then"),
+    [
+        (Findings(accused=(SLOW,), judged=("gemm",), nodes=("n6", "n7")), ["checkpoint", "validate", "evict"]),
+        (Findings(judged=("gemm",), nodes=("n6", "n7")), ["checkpoint", "validate"]),
+        (Findings(), ["checkpoint", "validate"]),
+    ],
+    ids=["confirmed", "cleared", "undecided"],
+)
+def test_once_a_restart_pays_the_suspects_are_measured_with_it_and_no_second_one_follows(
+    findings: Findings, then: list[str]
+) -> None:
+    rig = measuring(findings)
+    assert asked(rig) == then
+    validated = next(action for action in rig.bus.actions() if action.kind == "validate" and action.outcome == "done")
+    assert (validated.plan["restart"], validated.plan["checkpoint"]) == (True, "i1/save/1")
+
+
+def test_before_a_restart_pays_nobody_is_measured_with_one() -> None:
+    rig = measuring(Findings(), lost=1000)
+    assert asked(rig) == []
+    (held,) = rig.bus.actions()
+    assert (held.kind, held.plan["held"]) == ("validate", "restart")
+    assert "pays once 600 s are lost" in held.why
+
+
+def test_where_nothing_restarts_a_job_that_trains_it_is_not_restarted_to_be_measured() -> None:
+    rig = measuring(Findings(), kind="metric_anomaly")
+    assert asked(rig) == []
+    assert [(action.kind, action.plan["held"]) for action in rig.bus.actions()] == [("validate", "pause")]
+
+
+def test_a_validation_that_the_launcher_refuses_leaves_the_restart_due() -> None:
+    rig = measuring(Findings())
+    rig.launcher.able = Capabilities(can=frozenset({"restart", "checkpoint"}), cannot={"validate": "no reservation"})
+    assert asked(rig) == ["checkpoint", "validate"]
+    other = Rig(MEASURES, cool_down_s=0.0)
+    other.launcher.able, other.launcher.phase = rig.launcher.able, "running"
+    other.tell(other.incident(kind="slow_compute", suspects=SUSPECTS, evidence=slow_evidence(slow_iterations=3000)))
+    ticks(other)
+    assert asked(other) == ["checkpoint", "restart"]

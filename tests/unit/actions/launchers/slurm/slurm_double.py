@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from datetime import datetime
 from typing import Any
 
 CONFIG = "SlurmUser               = {owner}\nAccountingStorageType   = accounting_storage/{storage}\n"
@@ -24,6 +25,11 @@ class SlurmDouble:
         self.refusing = self.level = ""
         self.storage, self.owner = "none", "slurm(64030)"
         self.said: list[str] = []
+        self.reservations: dict[str, str] = {}  # by name: its nodes
+        self.others: list[tuple[int, str]] = []  # jobs of other names
+        self.beside = ""  # what squeue says of the nodes
+        self.config = ""  # more lines of it
+        self.submitted_s: int | None = None
         self.probe = ""  # what a step in the job says on all nodes
         self.calls = 0
 
@@ -36,6 +42,10 @@ class SlurmDouble:
             return done(argv, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
         if self.broken:
             return done(argv, "what?")
+        if program == "squeue" and any(word.startswith("--nodelist") for word in words):
+            return done(argv, self.beside)
+        if program == "squeue" and any(word.startswith("--name=trainwarden-") for word in words):
+            return done(argv, "".join(f"{number} {state}\n" for number, state in self.others))
         if program == "squeue":
             return done(argv, "".join(f"{number} {state}\n" for number, state in self.jobs))
         if program == "srun":
@@ -53,7 +63,12 @@ class SlurmDouble:
             return done(argv, "", "scontrol: unrecognized option '--json'\nTry \"scontrol --help\" for more\n")
         what, names = words[-2:] if words[-1] != "config" else ("config", "")
         if what == "config":
-            return done(argv, CONFIG.format(storage=self.storage, owner=self.owner))
+            return done(argv, CONFIG.format(storage=self.storage, owner=self.owner) + self.config)
+        if what == "reservation":
+            found = f"ReservationName={names} Nodes={self.reservations.get(names)}"
+            return (
+                done(argv, found) if names in self.reservations else done(argv, "", f"Reservation {names} not found\n")
+            )
         if what == "hostnames":
             return done(argv, "\n".join(names.split(",")))
         if what == "job" and names != "7":
@@ -74,11 +89,13 @@ class SlurmDouble:
                 "restart_cnt": self.restarts,
                 "requeue": bool(self.requeue), "batch_flag": True, "nodes": on, "excluded_nodes": self.excluded,
                 "comment": self.comment,
-            }  # fmt: skip
+            } | ({} if self.submitted_s is None else {"submit_time": self.submitted_s})  # fmt: skip
             return json.dumps({"jobs": [job]})
+        submitted = "Unknown" if self.submitted_s is None else datetime.fromtimestamp(self.submitted_s).isoformat()
         return (
             f"JobId=7 JobName=job\n   JobState={self.state} Reason={self.why} Dependency=(null)\n"
             f"   Requeue={self.requeue} Restarts={self.restarts} BatchFlag=1\n"
+            f"   SubmitTime={submitted}\n"
             f"   ReqNodeList=(null) ExcNodeList={self.excluded or '(null)'}\n   NodeList={on or '(null)'}\n"
             f"   Comment={self.comment} \n"
         )
@@ -94,7 +111,17 @@ class SlurmDouble:
 
     def _change(self, argv: list[str], program: str, words: list[str]) -> subprocess.CompletedProcess[str]:
         fields = dict(word.split("=", 1) for word in words if "=" in word)
-        if program == "scancel" and words[0].startswith("--signal"):
+        if program == "sbatch":
+            self.others = [(8, "RUNNING")]
+        if words[0] in ("create", "delete"):
+            if words[0] == "create":
+                self.reservations[fields["ReservationName"]] = fields["Nodes"]
+            elif self.reservations.pop(fields["ReservationName"], None) is None:
+                return done(argv, "", "Requested reservation is invalid\n")
+        if program == "scancel" and words[0].startswith("--quiet"):
+            self.others = [(8, "CANCELLED")]
+        aside = program == "sbatch" or words[0] in ("create", "delete", "--quiet")
+        if aside or (program == "scancel" and words[0].startswith("--signal")):
             self.said.append(" ".join([program, *words]))
             return done(argv, "")
         if "Comment" not in fields:

@@ -47,7 +47,7 @@ NodeName=n2 CoresPerSocket=1\x20
 """
 READ = SlurmJob(
     id=7, states=frozenset({"RUNNING"}), why="None", restarts=2, requeueable=True, nodes="n[2-3]", excluded="n[1,5]",
-    comment="night run", owner=(0, 0),
+    comment="night run", owner=(0, 0), partition="all",
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def number(value: int) -> dict[str, Any]:
 def job_json(**more: Any) -> dict[str, Any]:
     said = {
         "job_id": 7, "job_state": ["RUNNING"], "batch_flag": True, "requeue": True, "restart_cnt": 2,
-        "user_id": 0, "group_id": 0,
+        "user_id": 0, "group_id": 0, "partition": "all", "account": "",
         "nodes": "n[2-3]", "excluded_nodes": "n[1,5]", "comment": "night run", "state_reason": "None",
         "state_description": "", "priority": number(239256), "hold": False,
     }  # fmt: skip

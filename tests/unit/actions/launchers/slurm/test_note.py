@@ -16,6 +16,21 @@ ENTRIES = st.builds(
     restarts=st.integers(0, 10**6),
     nodes=st.lists(st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True), max_size=3).map(tuple),
 )
+SAVES = st.builds(
+    Entry, id=st.text(min_size=1, max_size=60), kind=st.just("checkpoint"), stage=st.sampled_from(["signal", "save"]),
+    restarts=st.integers(0, 99), until=st.integers(0, 10**9),
+)  # fmt: skip
+NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True)
+MEASURES = st.builds(
+    Entry, id=st.text(min_size=1, max_size=60), kind=st.just("validate"), restarts=st.integers(0, 99),
+    stage=st.sampled_from(["reserve", "measure", "judge"]), until=st.integers(0, 10**10),
+    checks=st.sampled_from(["gemm", "gemm,links"]), on=st.sampled_from(["n1", "n[1-4,7],m2"]),
+    nodes=st.lists(NAMES, max_size=3).map(tuple),
+)  # fmt: skip
+MEASURED = st.builds(
+    Entry, id=st.text(min_size=1, max_size=60), kind=st.just("validate"), stage=st.just("done"),
+    why=st.text(max_size=80), restarts=st.integers(0, 99), on=st.sampled_from(["n1", "n[1-4,7],m2"]),
+)  # fmt: skip
 ENDS = st.builds(
     Entry,
     id=st.text(min_size=1, max_size=60),
@@ -25,7 +40,12 @@ ENDS = st.builds(
 )
 
 
-@given(st.lists(ENTRIES | ENDS, max_size=4), st.integers(0, 99), st.integers(0, 99), st.text(max_size=100))
+@given(
+    st.lists(ENTRIES | ENDS | SAVES | MEASURES | MEASURED, max_size=4),
+    st.integers(0, 99),
+    st.integers(0, 99),
+    st.text(max_size=100),
+)
 def test_a_note_is_read_as_it_was_written_behind_the_persons_words(
     entries: list[Entry], accepted: int, restarts: int, theirs: str
 ) -> None:
