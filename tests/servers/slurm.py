@@ -85,6 +85,7 @@ class Slurm:
             folder=self._folder, spool=self._spool, ports=ports, settings=self._settings, nodes="\n".join(nodes)
         )
         self.conf.write_text(text, encoding="utf-8")
+        (self._folder / "slurm.conf").symlink_to(self.conf)
         self.start_controller()
         for node in self._nodes:
             self._run(["slurmd", "-D", "-N", node], environ)
