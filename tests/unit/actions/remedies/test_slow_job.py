@@ -232,6 +232,10 @@ def test_before_a_restart_pays_nobody_is_measured_with_one() -> None:
     (held,) = rig.bus.actions()
     assert (held.kind, held.plan["held"]) == ("validate", "restart")
     assert "pays once 600 s are lost" in held.why
+    incident = rig.incident(kind="slow_compute", suspects=SUSPECTS)
+    rig.tell(rig.later(incident, evidence=slow_evidence(slow_iterations=3000)))
+    ticks(rig)
+    assert asked(rig) == ["checkpoint", "validate"], "and no restart comes before it"
 
 
 def test_where_nothing_restarts_a_job_that_trains_it_is_not_restarted_to_be_measured() -> None:
