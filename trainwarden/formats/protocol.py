@@ -69,8 +69,12 @@ class Found:
         Answers of NCCL's RAS service, in the order of their time.
     stacks : list
         Stacks of processes (`trainwarden.formats.dumps.stacks`).
+    pairs : list
+        Runs between pairs of nodes (`trainwarden.formats.fabric.node_pairs`).
     notes : list of str
         What was assumed while reading, one clause each.
+    addresses : list of str
+        Those of the node that the file is of, so that what others say of an address is said of it.
     """
 
     rows: int = 0
@@ -82,7 +86,9 @@ class Found:
     ras: list[Any] = field(default_factory=list)
     events: list[EventRecord] = field(default_factory=list)
     stacks: list[Any] = field(default_factory=list)
+    pairs: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
 
 
 class Format(Protocol):

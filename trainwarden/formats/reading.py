@@ -13,9 +13,13 @@ import numpy as np
 
 from trainwarden.errors import DataError
 from trainwarden.formats.building import joined_iterations, joined_metrics
+from trainwarden.formats.collected import nodes_named, of_node, parts_of, read_parts, with_names
 from trainwarden.formats.dumps.short_traces import short_traces
 from trainwarden.formats.dumps.stacks import Stack, stacks_compared
+from trainwarden.formats.fabric.node_pairs import PairRun, pairs_compared
+from trainwarden.formats.fabric.port_peers import port_peers
 from trainwarden.formats.gpu.kept_errors import kept_errors
+from trainwarden.formats.host.slow_disks import slow_disks, with_disk_times
 from trainwarden.formats.protocol import NEVER, Found, Misfit
 from trainwarden.formats.source import Source
 from trainwarden.formats.steps import DERIVED
@@ -28,6 +32,7 @@ from trainwarden.formats.text.log_text import is_plain, with_logs
 from trainwarden.formats.text.rank_times import rank_times
 from trainwarden.formats.text.step_times import steps_of, with_step_times
 from trainwarden.formats.unjudged import PLAIN, recognised, tells_of_failures
+from trainwarden.formats.verdicts import is_verdict
 from trainwarden.recorded import folder as recorded
 from trainwarden.recorded.job import (
     CollectiveTable,
@@ -65,6 +70,8 @@ class _Gathered:
     ras: list[Any] = field(default_factory=list)
     events: list[EventRecord] = field(default_factory=list)
     stacks: list[tuple[str, Stack]] = field(default_factory=list)
+    pairs: list[tuple[str, PairRun]] = field(default_factory=list)
+    addresses: list[tuple[str, list[str]]] = field(default_factory=list)
     errors: list[DataError] = field(default_factory=list)
 
     def add(self, name: str, kind: str, found: Found) -> None:
@@ -78,11 +85,19 @@ class _Gathered:
         self.ras += found.ras
         self.events += found.events
         self.stacks += [(name, one) for one in found.stacks]
+        self.pairs += [(name, one) for one in found.pairs]
+        self.addresses += [(name, found.addresses)] if found.addresses else []
         for rank, raw in found.dumps.items():
             if rank in self.dumps:
                 self.unread.append(UnreadFile(name, f"rank {rank} has a dump already"))
             else:
                 self.dumps[rank] = raw
+
+    def refuse(self, names: set[str], why: str) -> None:
+        """Name files that were read and tell nothing together, where there is a `why`."""
+        if why:
+            self.files = [one for one in self.files if one.path not in names]
+            self.unread += [UnreadFile(name, why) for name in sorted(names)]
 
     def fail(self, name: str, kind: str, error: DataError) -> None:
         """Note why a file cannot be read."""
@@ -234,7 +249,8 @@ def _read_plainly(gathered: _Gathered, places: Mapping[str, Path]) -> None:
 def _made_of(kind: str, source: Source, said: Mapping[str, str]) -> Found:
     """What a file holds; one that no reader foresaw must not end the answer about the others with a traceback."""
     try:
-        return made(kind).read(source, said)
+        parts = parts_of(source.text()) if kind != TEXT and parts_of(source.head) else []
+        return read_parts(made(kind), source, parts, said) if parts else made(kind).read(source, said)
     except _UNFORESEEN as error:
         what = " ".join(f"{type(error).__name__}: {str(error)[:120]}".split())
         raise DataError(f"{source.name}: it cannot be read as {kind} ({what})") from error
@@ -316,8 +332,16 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
         collectives = gathered.collectives[0]
     dumps = {**gathered.dumps, **job.flight}
     broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
-    table = joined_metrics(metrics)
-    logs = (*job.logs, *gathered.logs, *kept_errors(table), *short_traces(one for _, one in gathered.iterations))
+    table = with_disk_times(joined_metrics(metrics))
+    logs = (
+        *job.logs,
+        *_of_nodes(gathered),
+        *_of_pairs(gathered),
+        *kept_errors(table),
+        *slow_disks(table),
+        *port_peers(table),
+        *short_traces(one for _, one in gathered.iterations),
+    )
     logs = tuple(with_step_times(log) for log in logs) if not iterations else logs
     logs = (*logs, *rank_times(logs), *_of_stacks(gathered, logs))
     told = steps_of(logs) if logs and not iterations else None
@@ -347,10 +371,7 @@ def _of_stacks(gathered: _Gathered, others: Sequence[LogTable]) -> list[LogTable
     Where the other logs end before the stacks' files were written, the ranks stand since then.
     """
     logs, why = stacks_compared(gathered.stacks)
-    if why:
-        names = {name for name, _ in gathered.stacks}
-        gathered.files = [one for one in gathered.files if one.path not in names]
-        gathered.unread += [UnreadFile(name, why) for name in sorted(names)]
+    gathered.refuse({name for name, _ in gathered.stacks}, why)
     if not logs:
         return logs
     said_s = [log.times_s[np.isfinite(log.times_s)] for log in others]
@@ -360,6 +381,15 @@ def _of_stacks(gathered: _Gathered, others: Sequence[LogTable]) -> list[LogTable
         return logs
     gathered.notes.append("the time of stacks is that of the newest line of the logs")
     return [replace(log, times_s=np.full(log.times_s.size, newest_s)) for log in logs]
+
+
+def _of_pairs(gathered: _Gathered) -> list[LogTable]:
+    """Lines about nodes by their pairs; where these cannot be compared their files are not judged."""
+    if not gathered.pairs:
+        return []
+    logs, why = pairs_compared([one for _, one in gathered.pairs])
+    gathered.refuse({name for name, _ in gathered.pairs}, why)
+    return logs
 
 
 def _written_first(tables: list[IterationTable]) -> list[IterationTable]:
@@ -375,14 +405,30 @@ def _apart(first: list[tuple[str, MetricTable]], gathered: _Gathered) -> list[Me
     """Tables of metrics; those of the same devices that name no node are of one node each, by their paths."""
     named = [*first, *gathered.metrics]
     bare = [place for place, (_, table) in enumerate(named) if not any(table.nodes)]
-    if len(bare) < 2 or not _overlap([named[place][1] for place in bare]):
+    words = nodes_named([named[place][0] for place in bare])
+    if not words and len(bare) > 1 and _overlap([named[place][1] for place in bare]):
+        words = distinguishing([named[place][0] for place in bare])
+    if not words:
         return [table for _, table in named]
-    words = distinguishing([named[place][0] for place in bare])
     found = [table for _, table in named]
     for place, word in zip(bare, words, strict=True):
-        found[place] = replace(found[place], nodes=(word,) * len(found[place].nodes))
+        found[place] = of_node(found[place], word)
     gathered.notes.append(f"nodes named after their files: {', '.join(words[:8])}")
     return found
+
+
+def _of_nodes(gathered: _Gathered) -> list[LogTable]:
+    """Verdicts of reports that name no node: of several files each is of the node that its path names."""
+    logs = gathered.logs
+    bare = [place for place, log in enumerate(logs) if not any(log.nodes) and any(map(is_verdict, log.lines[:1]))]
+    words = nodes_named([logs[place].file for place in bare])
+    found = list(logs)
+    for place, word in zip(bare, words, strict=False):
+        found[place] = of_node(found[place], word)
+    files = [name for name, _ in gathered.addresses]
+    named = zip(nodes_named(files), gathered.addresses, strict=False)
+    nodes = {address: word for word, (_, own) in named for address in own}
+    return [with_names(log, nodes) for log in found]
 
 
 def _overlap(tables: Sequence[MetricTable]) -> bool:

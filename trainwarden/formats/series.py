@@ -112,7 +112,8 @@ def labelled(metric: names.Heading | None, labels: Mapping[str, str]) -> Series:
         one = who({**labels, "instance": labels.get("instance", "?")}, per)
     if one is None:
         host = labels.get("Hostname") or labels.get("hostname") or labels.get("instance", "").partition(":")[0]
-        return Series(metric, host or None, None, rank)
+        disk = labels.get("device") if metric is not None and metric.name.startswith("host_disk_") else None
+        return Series(metric, host or None, f"disk:{disk}" if disk else None, rank)
     device = None if per == "host" else device_name(one.device, per == "gpu")
     return Series(metric, None if one.node == "?" else one.node, device, rank)
 

@@ -45,6 +45,11 @@ class Source:
             base = base.removesuffix(ending)
         return base
 
+    @property
+    def title(self) -> str:
+        """What stands above the text: the file's name."""
+        return self.path.name
+
     def plain_path(self) -> Path:
         """The path, for a library that opens the file itself.
 

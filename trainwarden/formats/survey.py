@@ -12,6 +12,7 @@ from typing import Final
 
 from trainwarden.errors import DataError
 from trainwarden.formats import CATALOG
+from trainwarden.formats.collected import parts_of
 from trainwarden.formats.protocol import GENERIC, LIKELY, SURE, Format
 from trainwarden.formats.source import Source
 from trainwarden.formats.unjudged import recognised
@@ -54,13 +55,24 @@ def sniffed(source: Source) -> tuple[str | None, float]:
     name = source.name.rsplit("/", 1)[-1].lower()
     for packed in (".gz", ".zst", ".bz2", ".xz"):
         name = name.removesuffix(packed)
+    parts = parts_of(head)
+    if parts:
+        best, certain = _fitting(name, parts[0].text)
+        if certain >= SURE:
+            return best, certain
+    best, certain = _fitting(name, head)
+    if certain < SURE and recognised(head) is not None:
+        return None, 0.0  # a report with stamps of its own is no log
+    return best, certain
+
+
+def _fitting(name: str, head: str) -> tuple[str | None, float]:
+    """The format that fits best to a file called `name` that begins with `head`."""
     best, certain = None, 0.0
     for one in CATALOG:
         confidence = made(one).sniff(name, head)
         if confidence > certain:
             best, certain = one, confidence
-    if certain < SURE and recognised(head) is not None:
-        return None, 0.0  # a report with stamps of its own is no log
     return best, certain
 
 

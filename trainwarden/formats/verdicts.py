@@ -16,6 +16,8 @@ LEAST_RANKS: Final = 4  # that are compared
 LEAST_RATIO: Final = 1.15  # to the median of the others
 MOST_SPREAD: Final = 0.05  # of the others around it: stages of a pipeline and groups of ranks differ by themselves
 
+_BEGINS: Final = "health check: "
+
 
 class Verdict(NamedTuple):
     """What a report says of one device: the words of what failed, None where it passed."""
@@ -37,8 +39,13 @@ def line_of(one: Verdict) -> str:
     """
     device = "_".join(one.device.split()) or "node"
     if one.failed is None:
-        return f"health check: {device} passed"
-    return f"health check: {device} {one.part} failed: {one.failed}"
+        return f"{_BEGINS}{device} passed"
+    return f"{_BEGINS}{device} {one.part} failed: {one.failed}"
+
+
+def is_verdict(line: str) -> bool:
+    """Whether a line is that of a verdict."""
+    return line.startswith(_BEGINS)
 
 
 def verdict_tables(label: str, verdicts: Iterable[Verdict], now_s: float) -> list[LogTable]:

@@ -7,9 +7,10 @@ discards, relay errors, downs) are not judged; those are of which a sound link h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from trainwarden.formats.fabric.cards import card_of
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.verdicts import Verdict, found_of_verdicts
@@ -20,7 +21,6 @@ _PORT: Final = re.compile(
 )
 _COUNT: Final = re.compile(r"\[([A-Za-z0-9]{1,60}) == ([0-9]{1,20})")
 _LINK: Final = re.compile(r'\s{1,16}Link info:[^\n]{0,200}?==>[^"\n]{0,120}"([^"\n]{1,120})"')
-_CARD: Final = re.compile(r"^(\S{1,64}) ((?:mlx|bnxt|hfi|irdma)[0-9a-z_]{1,16}|HCA-[0-9]{1,2})$")
 _SUMMARY: Final = re.compile(r"## Summary: ([0-9]{1,8}) nodes checked")
 # The most of each that a sound link shows in all. Any of the first two is fatal to NVSentinel
 # (docs/nic-health-monitor); above 3 recoveries Azure's Healthagent warns.
@@ -29,8 +29,17 @@ _MOST: Final = {
 }  # fmt: skip
 _MOST_SHARE: Final = 0.25  # of the nodes checked: counters of more were not cleared since the fabric was built
 
+# Symbol errors of one port beyond those of the others, which another counter of the same port must bear out.
+_SYMBOLS: Final = "SymbolErrorCounter"
+_MOST_SYMBOLS: Final = 10_000  # the limit of NVSentinel, 120 an hour, is kept for three days then
+_TIMES: Final = 100
+_LEAST_PEERS: Final = 3
+_WITNESSES: Final = ("PortRcvErrors", "LinkErrorRecoveryCounter", "LinkDownedCounter")
 
-class _Port(NamedTuple):
+
+class Port(NamedTuple):
+    """A port by its card or switch and its number, its counters, and the other end of its link; "" = not known."""
+
     owner: str
     number: str
     counts: dict[str, int]
@@ -52,19 +61,47 @@ class FabricErrors:
         del columns
         text = source.text()
         ports = [one for one in _ports(text) if one.number != "ALL"]
-        bad = {place: why for place, one in enumerate(ports) if (why := _why(one.counts))}
         checked = sum(int(count) for count in _SUMMARY.findall(text))
-        owners = {ports[place].owner for place in bad}
-        many = checked and len(owners) > max(2.0, _MOST_SHARE * checked)
-        found = found_of_verdicts(source, "fabric errors", _verdicts(ports, {} if many else bad))
-        if many:
-            found.notes.append(
-                f"{len(owners)} of {checked} nodes have errors: not judged; clear the counters and ask again"
-            )
-        return found
+        return found_of_ports(source, ports, checked)
 
 
-def _ports(text: str) -> Iterator[_Port]:
+def found_of_ports(source: Source, ports: Sequence[Port], checked: int) -> Found:
+    """Verdicts on `ports` of `checked` cards and switches.
+
+    Raises
+    ------
+    DataError
+        If there is none.
+    """
+    odd = _symbol_errors(ports)
+    bad = {place: why for place, one in enumerate(ports) if (why := _why(one.counts, is_odd=place in odd))}
+    owners = {ports[place].owner for place in bad}
+    many = checked and len(owners) > max(2.0, _MOST_SHARE * checked)
+    found = found_of_verdicts(source, "fabric errors", _verdicts(ports, {} if many else bad))
+    if many:
+        found.notes.append(
+            f"{len(owners)} of {checked} nodes have errors: not judged; clear the counters and ask again"
+        )
+    return found
+
+
+def _symbol_errors(ports: Sequence[Port]) -> set[int]:
+    """Places of ports with symbol errors far beyond the others', which bear them out by another counter.
+
+    A sound link has some, so that time alone makes many of them.
+    """
+    counts = [one.counts.get(_SYMBOLS, 0) for one in ports]
+    few = sum(count * _TIMES <= max(counts, default=0) for count in counts)
+    if few < max(_LEAST_PEERS, 0.75 * len(ports)):
+        return set()
+    return {
+        place
+        for place, one in enumerate(ports)
+        if counts[place] >= _MOST_SYMBOLS and any(one.counts.get(name, 0) for name in _WITNESSES)
+    }
+
+
+def _ports(text: str) -> Iterator[Port]:
     owner, port = "", None
     for line in text.split("\n"):
         if (begins := _OF.search(line)) is not None:
@@ -72,7 +109,7 @@ def _ports(text: str) -> Iterator[_Port]:
         elif (match := _PORT.match(line)) is not None:
             if port is not None:
                 yield port
-            port = _Port(owner, match[1], {name: int(count) for name, count in _COUNT.findall(match[2])}, "")
+            port = Port(owner, match[1], {name: int(count) for name, count in _COUNT.findall(match[2])}, "")
         elif port is not None and (link := _LINK.match(line)) is not None:
             yield port._replace(far=" ".join(link[1].split()))
             port = None
@@ -80,24 +117,29 @@ def _ports(text: str) -> Iterator[_Port]:
         yield port
 
 
-def _why(counts: Mapping[str, int]) -> str:
+def _why(counts: Mapping[str, int], *, is_odd: bool) -> str:
     """The counters of a port; empty where none of them is beyond what a sound link has."""
-    if not any(counts.get(name, 0) > most for name, most in _MOST.items()):
+    if not is_odd and not any(counts.get(name, 0) > most for name, most in _MOST.items()):
         return ""
-    return ", ".join(f"{name} {count}" for name, count in counts.items() if not name.endswith(("Wait", "Discards")))
+    told = {name: count for name, count in counts.items() if count and not name.endswith(("Wait", "Discards"))}
+    return ", ".join(f"{name} {count}" for name, count in told.items())
 
 
-def _verdicts(ports: list[_Port], bad: Mapping[int, str]) -> Iterator[Verdict]:
-    cards = {ports[place].owner for place in bad if _CARD.match(ports[place].owner)}
+def _verdicts(ports: Sequence[Port], bad: Mapping[int, str]) -> Iterator[Verdict]:
+    cards = {ports[place].owner for place in bad if card_of(ports[place].owner)}
     for place, one in enumerate(ports):
-        own, far = _CARD.match(one.owner), _CARD.match(one.far)
+        own, far = card_of(one.owner), card_of(one.far)
         if place not in bad:
             yield Verdict(one.owner, "", None)
         elif own is not None:
-            yield Verdict(own[2], "port_errors", f"{bad[place]}; linked to {one.far or 'an unknown port'}", own[1])
+            yield Verdict(
+                own.device, "port_errors", f"{bad[place]}; linked to {one.far or 'an unknown port'}", own.node
+            )
         elif one.far in cards:
             continue  # the same link, reported by its card
         elif far is not None:
-            yield Verdict(far[2], "port_errors", f"{bad[place]}, counted by {one.owner} port {one.number}", far[1])
+            yield Verdict(
+                far.device, "port_errors", f"{bad[place]}, counted by {one.owner} port {one.number}", far.node
+            )
         else:
             yield Verdict(f"{one.owner}:{one.number}", "port_errors", f"{bad[place]}; linked to {one.far or 'nothing'}")

@@ -1,6 +1,6 @@
 """Format: results of nccl-tests and rccl-tests, which check what each collective left in the buffers.
 
-Their bandwidths have no baseline here and are not judged; values that came out wrong are.
+Values that came out wrong are told. Bandwidths have no baseline, and are judged between pairs of nodes alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from trainwarden.errors import DataError
+from trainwarden.formats.collected import nodes_in
+from trainwarden.formats.fabric.node_pairs import runs_of
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.verdicts import Verdict, found_of_verdicts
@@ -38,16 +40,20 @@ class NcclTests:
         if _HEADER.search(head) is None:
             return NEVER
         lines = [line for line in head.split("\n")[:_LOOKED_AT] if line.strip()]
-        own = sum(_OWN.match(line) is not None for line in lines)
+        own = sum(_OWN.match(line) is not None or len(nodes_in(line[:200])) == 2 for line in lines)
         return SURE if own >= _LEAST_SHARE * len(lines) else NEVER  # NCCL's own log tells more than the table in it
 
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
         del columns
-        verdicts = list(_verdicts(source.text()))
-        if not any(one.failed for one in verdicts):
+        text = source.text()
+        verdicts = list(_verdicts(text))
+        if any(one.failed for one in verdicts):
+            return found_of_verdicts(source, "nccl tests", verdicts)
+        pairs = list(runs_of(text, source.name, source.path.stat().st_mtime))
+        if not pairs:
             raise DataError(f"{source.name}: {_UNJUDGED}")
-        return found_of_verdicts(source, "nccl tests", verdicts)
+        return Found(rows=len(pairs), pairs=pairs)
 
 
 def _verdicts(text: str) -> Iterator[Verdict]:

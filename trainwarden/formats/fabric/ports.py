@@ -14,10 +14,7 @@ from trainwarden.formats.exporters.exposition import named_s
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
-from trainwarden.formats.verdicts import Verdict, verdict_tables
-from trainwarden.recorded.job import LogTable, MetricTable
 
-LEAST_PORTS: Final = 4
 EVERY_S: Final = 60.0  # between snapshots without times
 _CA: Final = re.compile(r"CA '([A-Za-z0-9_.-]{1,64})'\s{0,4}$")
 _PORT: Final = re.compile(r"\s{1,8}Port ([0-9]{1,3}):\s{0,4}$")
@@ -86,6 +83,10 @@ _DRIVERS: Final = re.compile(r"^port\.|\.nic$|_mac$")  # of i40e and ice, of wha
 _IN_NAME: Final = re.compile(
     r"(?i)(mlx[0-9]_(?:ib|bond_)?[0-9]{1,3}|ib[ps]?[0-9][a-z0-9]{0,12}|e(?:th|n[ops])[0-9][a-z0-9]{0,12}|rdma[0-9]{1,3})"
 )
+# A line above a port's counters that names it: `=== eth0 ===`, `# ethtool -S eth0`.
+_NAMED_ABOVE: Final = re.compile(
+    r"[$#=*> -]{0,20}(?:ethtool (?:-S|--statistics) |port |device |interface )?([A-Za-z0-9_.:-]{2,24}?)[#=*<: -]{0,20}$"
+)
 
 
 # First and largest value of what counts a fault and is no metric of ours, by port and name.
@@ -114,7 +115,7 @@ class Ports:
         """See `trainwarden.formats.protocol.Format`."""
         del columns
         others: _Others = {}
-        rows = list(_rows(source.text(), source.path.name, others))
+        rows = list(_rows(source.text(), source.title, others))
         found = Found(rows=len(rows), notes=_grown(others))
         if not rows:
             return found
@@ -128,29 +129,9 @@ class Ports:
                 found.notes.append(f"no times written: snapshots taken for a minute apart, the last one {when}")
         if (table := metric_table(pd.DataFrame(rows).drop(columns="block"))) is not None:
             found.metrics.append(table)
-            found.logs += _alone_down(table)
             if np.unique(table.times_s).size == 1 and named_s(source.path.name) is None:
                 found.notes.append("a single snapshot: counters cannot be judged by their growth")
         return found
-
-
-def _alone_down(table: MetricTable) -> list[LogTable]:
-    """Ports that are down in a single snapshot while three quarters of their node's are up: not all want a cable."""
-    if "nic_rdma_link_state" not in table.names or np.unique(table.times_s).size > 1:
-        return []
-    states = table.values[:, table.names.index("nic_rdma_link_state")]
-    up = int((states == _STATE["active"]).sum())
-    if states.size < LEAST_PORTS or up < 0.75 * states.size:
-        return []
-    why = f"down while {up} of {states.size} are up"
-    verdicts = [
-        Verdict(
-            str(table.devices[entity]).partition(":")[0], "port", None if state == _STATE["active"] else why,
-            table.nodes[entity], time_s,
-        )
-        for entity, state, time_s in zip(table.entity.tolist(), states.tolist(), table.times_s.tolist(), strict=True)
-    ]  # fmt: skip
-    return verdict_tables("ports", verdicts, 0.0)
 
 
 def _rows(text: str, file: str, others: _Others) -> Iterator[dict[str, Any]]:
@@ -183,6 +164,8 @@ def _rows(text: str, file: str, others: _Others) -> Iterator[dict[str, Any]]:
             _put(row, told, others)
         elif (stamp_s := time_s_of(line.strip(" #=-"))) > 1e8:
             time_s = stamp_s
+        elif (above := _NAMED_ABOVE.match(line)) is not None and _IN_NAME.fullmatch(above[1]):
+            card = above[1]
     if len(row) > 2:
         yield row
 

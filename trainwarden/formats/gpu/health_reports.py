@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from trainwarden.errors import DataError
+from trainwarden.formats.collected import is_node
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.verdicts import Verdict, found_of_verdicts
@@ -54,6 +55,8 @@ _MLXLINK: Final = re.compile(
 _BER: Final = re.compile(r"[0-9.]{1,8}E-?[0-9]{1,4}")
 _MOST_BER: Final = 1e-12  # after correction, as Ethernet (IEEE 802.3) asks of a link
 _IBDIAG: Final = re.compile(r"(?m)^-([IWE])- ([^\n]{1,300})")
+_STAGE: Final = re.compile(r"(?m)^-[IWE]- ([A-Z][A-Za-z /]{2,40}?)\s{2,60}([0-9]{1,6})\s{1,40}([0-9]{1,6})(?=\s|$)")
+_HOST_OF: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,62})[ /]mlx[0-9]_")
 _PROBLEM: Final = re.compile(r"(?i)overflow|error|fail|down|mismatch|exceed|bad")
 
 
@@ -101,7 +104,7 @@ def _verdicts(text: str, source: Source, notes: list[str]) -> Iterator[Verdict]:
     elif _LINKS.match(text):
         yield from _of_links(text, notes)
     else:
-        yield from _of_ibdiagnet(text)
+        yield from _of_ibdiagnet(text, notes)
 
 
 def _part(words: str) -> str:
@@ -298,15 +301,26 @@ def _of_mlxlink(text: str, file: str) -> Iterator[Verdict]:
             yield Verdict(device, "port", f"link is {told['State'].strip()}, {physical}: {why}")
 
 
-def _of_ibdiagnet(text: str) -> Iterator[Verdict]:
-    """Errors, and warnings about a port, with the lines below that name its counters."""
+def _of_ibdiagnet(text: str, notes: list[str]) -> Iterator[Verdict]:
+    """Errors, and warnings about a port, with the lines below that name its counters; else the summary of stages."""
     pieces = list(_IBDIAG.finditer(text))
+    failed, passed = list[Verdict](), list[Verdict]()
     for match, after in zip(pieces, [*pieces[1:], None], strict=False):
         below = " ".join(text[match.end() : after.start() if after else None].split())[:300]
         card = _CARD.search(match[2])
         if card is not None and match[1] in "WE" and _PROBLEM.search(f"{match[2]} {below}"):
-            yield Verdict(card[1], "port_errors", f"{match[2].strip()} {below}"[:400])
+            host = _HOST_OF.search(match[2])
+            node = host[1] if host is not None and is_node(host[1]) else None
+            failed.append(Verdict(card[1], "port_errors", f"{match[2].strip()} {below}"[:400], node))
         elif match[1] == "E" and "finished with errors" not in match[2]:
-            yield Verdict("fabric", "port_errors", match[2].strip())
+            failed.append(Verdict("fabric", "port_errors", match[2].strip()))
         elif match[1] == "I":
-            yield Verdict("fabric", "", None)
+            passed.append(Verdict("fabric", "", None))
+    stages = [] if failed else [(name.strip(), int(warned), int(erred)) for name, warned, erred in _STAGE.findall(text)]
+    if erred := [f"{errors} errors in {name}" for name, _, errors in stages if errors]:
+        failed.append(Verdict("fabric", "port_errors", f"{', '.join(erred)}: ibdiagnet2.log names them"))
+    elif warned := [f"{warnings} warnings in {name}" for name, warnings, _ in stages if warnings]:
+        notes.append(f"{', '.join(warned)}, which it does not name: give ibdiagnet2.log or ibdiagnet2.pm")
+        passed = []
+    yield from failed
+    yield from passed

@@ -11,6 +11,7 @@ import pandas as pd
 
 from trainwarden.errors import DataError
 from trainwarden.formats.building import metric_table
+from trainwarden.formats.host.sysstat import Work, is_pseudo, number
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
@@ -24,7 +25,6 @@ _SHARES: Final = {
     "%steal": "host_cpu_steal_ratio", "%iowait": "host_cpu_iowait_ratio", "%system": "host_cpu_system_ratio",
     "st": "host_cpu_steal_ratio", "wa": "host_cpu_iowait_ratio", "sy": "host_cpu_system_ratio",
 }  # fmt: skip
-_PSEUDO: Final = re.compile(r"^(?:loop|ram|sr|fd|zram)[0-9]")
 _STAMPED: Final = "no line says when it was: run it with -t, or give node_exporter's text of the same host"
 _NOTE: Final = "no zone is written: times are taken for UTC"
 
@@ -55,6 +55,7 @@ def _of_iostat(text: str) -> Iterator[dict[str, Any]]:
     """A row of the host and one of each disk, of each report but the first."""
     node, time_s, reports = "", np.nan, 0
     header: list[str] = []
+    work = Work()
     for line in text.split("\n"):
         cells = line.split()
         if (title := _TITLE.match(line)) is not None:
@@ -70,9 +71,10 @@ def _of_iostat(text: str) -> Iterator[dict[str, Any]]:
         elif reports > 1 and np.isfinite(time_s):
             if header[0] == "avg-cpu:":
                 yield {"time_s": time_s, "node": node, "device": "host", **_shares(header[1:], cells)}
-            elif len(cells) == len(header) and not _PSEUDO.match(cells[0]):
-                wait_s = _wait_s(dict(zip(header[1:], map(_number, cells[1:]), strict=True)))
-                yield {"time_s": time_s, "node": node, "device": cells[0], "host_disk_latency_seconds": wait_s}
+            elif len(cells) == len(header) and not is_pseudo(cells[0]):
+                values = dict(zip(header[1:], map(number, cells[1:]), strict=True))
+                row = work.disk(node, cells[0], time_s, values)
+                yield {"time_s": time_s, "node": node, "device": cells[0], **row}
 
 
 def _of_vmstat(text: str) -> Iterator[dict[str, Any]]:
@@ -87,34 +89,12 @@ def _of_vmstat(text: str) -> Iterator[dict[str, Any]]:
             time_s = time_s_of(" ".join(cells[-2:]))
             rows += 1
             if np.isfinite(time_s) and rows > 1:
-                swap = 1024.0 * _number(cells[header.index("swpd")])
+                swap = 1024.0 * number(cells[header.index("swpd")])
                 yield {"time_s": time_s, "device": "host", "host_swap_used_bytes": swap, **_shares(header, cells[:-2])}
 
 
 def _shares(header: list[str], cells: list[str]) -> dict[str, float]:
-    return {_SHARES[name]: 0.01 * _number(cell) for name, cell in zip(header, cells, strict=False) if name in _SHARES}
-
-
-def _wait_s(values: Mapping[str, float]) -> float:
-    """Mean time of a request; of an idle disk it is 0.
-
-    Examples
-    --------
-    >>> _wait_s({"r/s": 1.0, "r_await": 4.0, "w/s": 3.0, "w_await": 8.0}), _wait_s({"await": 5.0})
-    (0.007, 0.005)
-    """
-    if "await" in values:
-        return 1e-3 * values["await"]
-    requests = values.get("r/s", 0.0) + values.get("w/s", 0.0)
-    waited = values.get("r/s", 0.0) * values.get("r_await", 0.0) + values.get("w/s", 0.0) * values.get("w_await", 0.0)
-    return 1e-3 * waited / requests if requests else 0.0
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell.replace(",", "."))
-    except ValueError:
-        return float("nan")
+    return {_SHARES[name]: 0.01 * number(cell) for name, cell in zip(header, cells, strict=False) if name in _SHARES}
 
 
 def _stamp_s(text: str) -> float:
