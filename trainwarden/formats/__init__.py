@@ -38,6 +38,7 @@ CATALOG: Final[dict[str, str]] = {
     "sadf report": "trainwarden.formats.host.sadf:Sadf",
     "iostat report": "trainwarden.formats.host.iostat:Iostat",
     "drive report": "trainwarden.formats.host.drives:Drives",
+    "clock report": "trainwarden.formats.host.clocks:Clocks",
     "board sensors": "trainwarden.formats.host.board_sensors:BoardSensors",
     "disk report": "trainwarden.formats.host.disks:Disks",
     "kubernetes objects": "trainwarden.formats.scheduler.pods:Pods",

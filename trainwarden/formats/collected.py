@@ -254,7 +254,9 @@ def _add(found: Found, own: Found, node: str) -> None:
     found.rows += own.rows
     found.metrics += [of_node(table, node) for table in own.metrics]
     found.logs += [of_node(table, node) for table in own.logs]
+    found.clocks += [one._replace(node=one.node or node) for one in own.clocks]
     found.stacks += own.stacks
+    found.pairs += own.pairs
     found.ras += own.ras
     found.events += own.events
     found.iterations += own.iterations

@@ -71,6 +71,8 @@ class Found:
         Stacks of processes (`trainwarden.formats.dumps.stacks`).
     pairs : list
         Runs between pairs of nodes (`trainwarden.formats.fabric.node_pairs`).
+    clocks : list
+        Clocks of nodes (`trainwarden.formats.host.clocks`).
     notes : list of str
         What was assumed while reading, one clause each.
     addresses : list of str
@@ -87,6 +89,7 @@ class Found:
     events: list[EventRecord] = field(default_factory=list)
     stacks: list[Any] = field(default_factory=list)
     pairs: list[Any] = field(default_factory=list)
+    clocks: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
 

@@ -19,6 +19,7 @@ from trainwarden.formats.dumps.stacks import Stack, stacks_compared
 from trainwarden.formats.fabric.node_pairs import PairRun, pairs_compared
 from trainwarden.formats.fabric.port_peers import port_peers
 from trainwarden.formats.gpu.kept_errors import kept_errors
+from trainwarden.formats.host.clocks import Clock, clocks_compared
 from trainwarden.formats.host.slow_disks import slow_disks, with_disk_times
 from trainwarden.formats.protocol import NEVER, Found, Misfit
 from trainwarden.formats.source import Source
@@ -71,6 +72,7 @@ class _Gathered:
     events: list[EventRecord] = field(default_factory=list)
     stacks: list[tuple[str, Stack]] = field(default_factory=list)
     pairs: list[tuple[str, PairRun]] = field(default_factory=list)
+    clocks: list[tuple[str, Clock]] = field(default_factory=list)
     addresses: list[tuple[str, list[str]]] = field(default_factory=list)
     errors: list[DataError] = field(default_factory=list)
 
@@ -86,6 +88,7 @@ class _Gathered:
         self.events += found.events
         self.stacks += [(name, one) for one in found.stacks]
         self.pairs += [(name, one) for one in found.pairs]
+        self.clocks += [(name, one) for one in found.clocks]
         self.addresses += [(name, found.addresses)] if found.addresses else []
         for rank, raw in found.dumps.items():
             if rank in self.dumps:
@@ -336,7 +339,7 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
     logs = (
         *job.logs,
         *_of_nodes(gathered),
-        *_of_pairs(gathered),
+        *_of_pairs_and_clocks(gathered),
         *kept_errors(table),
         *slow_disks(table),
         *port_peers(table),
@@ -383,12 +386,18 @@ def _of_stacks(gathered: _Gathered, others: Sequence[LogTable]) -> list[LogTable
     return [replace(log, times_s=np.full(log.times_s.size, newest_s)) for log in logs]
 
 
-def _of_pairs(gathered: _Gathered) -> list[LogTable]:
-    """Lines about nodes by their pairs; where these cannot be compared their files are not judged."""
-    if not gathered.pairs:
-        return []
-    logs, why = pairs_compared([one for _, one in gathered.pairs])
-    gathered.refuse({name for name, _ in gathered.pairs}, why)
+def _of_pairs_and_clocks(gathered: _Gathered) -> list[LogTable]:
+    """Lines about nodes by their pairs, and by their clocks; where these cannot be compared files are not judged."""
+    logs: list[LogTable] = []
+    if gathered.pairs:
+        logs, why = pairs_compared([one for _, one in gathered.pairs])
+        gathered.refuse({name for name, _ in gathered.pairs}, why)
+    if gathered.clocks:
+        files = [name for name, _ in gathered.clocks]
+        words = dict(zip(files, nodes_named(files), strict=False))
+        told, why = clocks_compared([one._replace(node=one.node or words.get(name)) for name, one in gathered.clocks])
+        gathered.refuse(set(files), why)
+        logs += told
     return logs
 
 
