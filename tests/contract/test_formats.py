@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from tests.places import ROOT
 from trainwarden.errors import DataError
 from trainwarden.formats import CATALOG
-from trainwarden.formats.protocol import LIKELY
+from trainwarden.formats.collected import parts_of
+from trainwarden.formats.protocol import LIKELY, SURE
 from trainwarden.formats.source import Source
 from trainwarden.formats.survey import made, sniffed
 
@@ -64,3 +66,30 @@ def test_what_is_cut_short_is_read_or_refused_with_one_sentence(sample: Path, tm
             said = str(error)
         assert said.startswith(path.name)
         assert "\n" not in said
+
+
+# Pairs of formats that are as sure of one sample: the first of them in the CATALOG reads it.
+BOTH = {("gpu_records", "nvidia-smi csv"), ("log_records", "prometheus json"), ("log_records", "recorded table")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{kind(path)}/{path.name}")
+def test_no_other_format_is_as_sure_of_a_sample(path: Path):
+    source = Source(path, path.name)
+    if path.suffix in (".parquet", ".xlsx"):
+        return
+    sure = {name for name in CATALOG if made(name).sniff(path.name.lower(), source.head) >= SURE}
+    assert {one for one in sure if one.replace(" ", "_") != kind(path) and (kind(path), one) not in BOTH} == set()
+    assert parts_of(source.head) == []
+
+
+TABLES = (
+    "port settings", "fabric links", "fabric counters", "socket list", "sadf report", "board sensors", "clock report",
+)  # fmt: skip
+REPORTS = sorted((ROOT / "tests" / "data" / "reports").glob("*.toml"))
+
+
+@pytest.mark.parametrize("table", REPORTS, ids=lambda path: path.stem)
+def test_excerpts_of_logs_are_no_tables(table: Path):
+    for report in tomllib.loads(table.read_text(encoding="utf-8"))["report"]:
+        sure = {name for name in TABLES if made(name).sniff("logs.txt", report["log"]) >= SURE}
+        assert sure <= ({"board sensors"} if " | Asserted" in report["log"] else set()), report["id"]
