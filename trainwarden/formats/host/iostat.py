@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,8 @@ _SHARES: Final = {
     "st": "host_cpu_steal_ratio", "wa": "host_cpu_iowait_ratio", "sy": "host_cpu_system_ratio",
 }  # fmt: skip
 _STAMPED: Final = "no line says when it was: run it with -t, or give node_exporter's text of the same host"
+_EVERY_S: Final = 1.0
+_UNTIMED: Final = "no times written (`iostat -t`): reports taken for a second apart, the last one at the file's change"
 _NOTE: Final = "no zone is written: times are taken for UTC"
 
 
@@ -44,11 +47,29 @@ class Iostat:
         """See `trainwarden.formats.protocol.Format`."""
         del columns
         text = source.text()
-        rows = list(_of_vmstat(text) if _VMSTAT.search(text[:8_000]) else _of_iostat(text))
+        is_vmstat = _VMSTAT.search(text[:8_000]) is not None
+        untimed = not is_vmstat and not any(np.isfinite(_stamp_s(line.strip())) for line in text[:8_000].split("\n"))
+        if untimed:
+            text = _stamped(text, source.path.stat().st_mtime)
+        rows = list(_of_vmstat(text) if is_vmstat else _of_iostat(text))
         table = metric_table(pd.DataFrame(rows)) if rows else None
         if table is None:
             raise DataError(f"{source.name}: {_STAMPED}")
-        return Found(rows=len(rows), metrics=[table], notes=[_NOTE])
+        return Found(rows=len(rows), metrics=[table], notes=[_UNTIMED if untimed else _NOTE])
+
+
+def _stamped(text: str, last_s: float) -> str:
+    """`text` with a stamp before each report: those of each host end at `last_s`."""
+    lines: list[str] = []
+    for part in re.split(r"(?m)^(?=Linux )", text):
+        begins = next((word for word in ("avg-cpu:", "Device") if re.search(rf"(?m)^{word}", part)), "avg-cpu:")
+        left = len(re.findall(rf"(?m)^{begins}", part))
+        for line in part.split("\n"):
+            if line.startswith(begins):
+                left -= 1
+                lines.append(datetime.fromtimestamp(last_s - left * _EVERY_S, UTC).isoformat())
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _of_iostat(text: str) -> Iterator[dict[str, Any]]:

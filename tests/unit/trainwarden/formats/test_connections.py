@@ -44,13 +44,19 @@ def test_the_peer_that_loses_packets_and_answers_late_is_named(tmp_path: Path):
         ({"rtt": 14.2}, False),
         ({"waiting": 4_000_000}, False),
         ({"lost": 900, "rtt": 0.5}, False),
-        ({"lost": 60, "sent": 900, "rtt": 14.2}, False),  # a connection that does not carry the job
+        ({"lost": 60, "sent": 5_000, "rtt": 14.2}, False),  # too few to tell
+        ({"lost": 600, "sent": 900, "rtt": 14.2}, False),  # a connection that does not carry the job
         ({**BAD, "port": 22}, False),  # somebody's terminal
     ],
 )
 def test_two_witnesses_are_wanted(tmp_path: Path, odd: dict[str, Any], found: bool):
     told = judged_text(tmp_path, node(1, **odd))[1]
     assert told == ([("nic_error", "10.0.0.3", None)] if found else [])
+
+
+def test_the_world_outside_is_not_compared(tmp_path: Path):
+    text = node(1, None) + socket(1, 9, **BAD).replace("10.0.0.9", "93.184.216.34")
+    assert judged_text(tmp_path, text) == ("healthy", [])
 
 
 def test_a_network_that_is_bad_to_several_accuses_none(tmp_path: Path):

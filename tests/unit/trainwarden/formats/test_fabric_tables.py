@@ -58,6 +58,12 @@ def test_a_card_that_one_node_alone_has_not_is_down(tmp_path: Path):
     assert judged_text(tmp_path, text) == ("incident", [("nic_down", "gpu03", "mlx5_2")])
 
 
+def test_a_card_that_says_itself_that_it_is_down_is_named(tmp_path: Path):
+    line = iblinkinfo(switches=False).split("\n")[7 + 2 * 4]
+    text = iblinkinfo(switches=False).replace(line, line[: line.index("==(")] + DOWN)
+    assert judged_text(tmp_path, text) == ("incident", [("nic_down", "gpu02", "mlx5_3")])
+
+
 def test_nodes_that_are_fitted_out_otherwise_lack_nothing(tmp_path: Path):
     login = iblinkinfo(missing=lambda node, card: node == 3 and card > 0)
     assert judged_text(tmp_path, login)[1] == []

@@ -64,6 +64,25 @@ def test_nodes_of_two_kinds_accuse_none_and_a_cut_text_is_read(tmp_path: Path):
     assert judged_text(tmp_path, text[: int(0.9 * len(text))])[1] == [("nic_error", "gpu03", PORT)]
 
 
+def test_a_port_alone_that_becomes_slower_is_named(tmp_path: Path):
+    looks = [("100000Mb/s", minute) for minute in range(4)] + [("25000Mb/s", minute) for minute in range(4, 8)]
+    text = "".join(f"2026-09-21 14:0{minute}:00\n{ethtool(speed)}" for speed, minute in looks)
+    assert judged_text(tmp_path, text, "gpu-03.txt")[1] == [("nic_error", "gpu-03", PORT)]
+    assert judged_text(tmp_path, text.replace("100000Mb/s", "25000Mb/s"), "gpu-03.txt")[1] == []
+
+
+def ibstat(state: str = "Active") -> str:
+    return f"CA 'mlx5_0'\n\tPort 1:\n\t\tState: {state}\n\t\tPhysical state: LinkUp\n\t\tRate: 400\n"
+
+
+def test_a_port_that_is_down_is_held_against_its_name_on_other_nodes_or_its_own_node(tmp_path: Path):
+    assert judged_text(tmp_path, headed(nodes(ibstat("Down"), well=ibstat())))[1] == [("nic_down", "gpu03", "mlx5_0")]
+    cards = "".join(ibstat("Down" if n == 3 else "Active").replace("mlx5_0", f"mlx5_{n}") for n in range(5))
+    assert judged_text(tmp_path, cards)[1] == [("nic_down", None, "mlx5_3")]
+    few = "".join(ibstat("Down" if n == 1 else "Active").replace("mlx5_0", f"mlx5_{n}") for n in range(3))
+    assert judged_text(tmp_path, few)[1] == []
+
+
 def counters(drops: list[float]) -> str:
     """`ethtool -S` again and again, a minute apart."""
     text, lost, packets = "", 0.0, 0.0
@@ -86,12 +105,21 @@ def test_a_heading_names_node_and_port(tmp_path: Path):
     assert judged_text(tmp_path, headed(parts)) == ("incident", [("nic_error", "gpu03", PORT)])
 
 
+def test_a_port_for_management_that_drops_what_is_not_for_it_is_well(tmp_path: Path):
+    text = counters([0.0] * 8 + [900.0] * 8)
+    packets = [line for line in text.split("\n") if "rx_packets" in line]
+    for number, line in enumerate(packets):
+        text = text.replace(line, f"     rx_packets: {960 * 60 * number}")
+    assert judged_text(tmp_path, text, "gpu03_eth2.txt")[1] == []
+
+
 @pytest.mark.parametrize(
     ("drops", "found"),
     [
         ([0.0] * 8 + [900.0] * 8, True),  # than before
         ([900.0] * 16, False),  # always so
         ([0.0] * 8 + [3.0] * 8, False),  # what is not for it
+        ([0.0] * 8 + [30.0] * 8, False),  # a small share
         ([0.0] * 8 + [900.0] * 2 + [0.0] * 6, False),  # a moment
     ],
 )

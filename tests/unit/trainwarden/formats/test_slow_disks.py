@@ -96,6 +96,22 @@ def test_a_report_that_is_cut_is_judged_by_what_it_holds(tmp_path: Path):
     assert judged(tmp_path, text[: int(0.4 * len(text))]) == []
 
 
+@pytest.mark.parametrize("disks_alone", [False, True])
+def test_reports_without_times_are_taken_for_a_second_apart(tmp_path: Path, disks_alone: bool):
+    def bare(text: str) -> str:
+        lines = [line for line in text.split("\n") if not line.startswith("05/03/26")]
+        if disks_alone:
+            lines = [line for line in lines if not line.startswith(("avg-cpu", "          20.00"))]
+        return "\n".join(lines)
+
+    late = WELL[:18] + [200.0] * 40
+    assert judged(tmp_path, bare(iostat("gpu01", {"sda": late, "sdb": (WELL + WELL)[:58]}))) == [
+        ("storage", "gpu01", "sda")
+    ]
+    assert judged(tmp_path, bare(iostat("gpu01", {"sda": WELL}))) == []
+    assert judged(tmp_path, bare(iostat("gpu01", {"sda": late}, moved=40.0))) == []
+
+
 def scrapes(wait_s: list[float], more: float = 1.0) -> str:
     """node_exporter's counters of two disks, the second of which lets requests wait so long."""
     text, reads, waited, worked = "# TYPE node_disk_reads_completed_total counter\n", [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
