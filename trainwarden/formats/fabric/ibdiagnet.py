@@ -36,6 +36,8 @@ class Ibdiagnet:
     def sniff(self, name: str, head: str) -> float:
         """By the line that begins a port, or a table."""
         del name
+        if "GUID" not in head:
+            return NEVER
         is_text = _PORT.search(head) is not None and any(map(_COUNTER.match, head.split("\n")))
         return SURE if is_text or (_TABLE.search(head) is not None and "NodeGUID" in head) else NEVER
 

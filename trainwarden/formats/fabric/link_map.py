@@ -51,9 +51,11 @@ class LinkMap:
     def sniff(self, name: str, head: str) -> float:
         """By the arrow between the ends of a link."""
         del name
+        if "==>" not in head:
+            return NEVER
         lines = [line for line in head[:20_000].split("\n")[:-1] if line.strip()]
         own = sum(_LINK.match(line) is not None or _OWNER.match(line) is not None for line in lines)
-        return SURE if lines and "==>" in head and own >= 0.8 * len(lines) else NEVER
+        return SURE if lines and own >= 0.8 * len(lines) else NEVER
 
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""

@@ -60,6 +60,8 @@ class Sockets:
     def sniff(self, name: str, head: str) -> float:
         """By the header, or a connection, and its details in the next line."""
         del name
+        if " rtt:" not in head[:8_000]:
+            return NEVER
         lines = head[:8_000].split("\n")
         told = any(_SOCKET.match(line) and " rtt:" in below for line, below in itertools.pairwise(lines))
         begins = _HEADER.match(head.lstrip()) is not None or _SOCKET.match(lines[0]) is not None

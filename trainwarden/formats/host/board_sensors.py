@@ -60,6 +60,8 @@ class BoardSensors:
     def sniff(self, name: str, head: str) -> float:
         """By lines of sensors or events, which make up the text."""
         del name
+        if " | " not in head[:2_000]:
+            return NEVER
         lines = [line for line in head[:20_000].split("\n")[:-1] if line.strip()][:200]
         own = sum(any(one.match(line) for one in (_SDR, _ELIST, _SENSOR, _EVENT)) for line in lines)
         return SURE if own >= max(_FEWEST, _LEAST_SHARE * len(lines)) else NEVER
