@@ -30,6 +30,7 @@ LEAST_PORTS: Final = 4  # of one node, where no other node has a port of this na
 LEAST_RATE: Final = 10.0  # packets lost a second,
 LEAST_SHARE: Final = 1e-3  # of those that came or went,
 LEAST_PACKETS: Final = 1_000.0  # a second: what a port for management loses is multicast that is not for it
+ASSUMED_PACKETS: Final = 1e5  # a second, where nothing tells how many there are: of a busy port
 LEAST_TIMES: Final = 10.0  # what its peers or its own past lose
 SAMPLES: Final = 5
 LASTED_S: Final = 55.0
@@ -135,7 +136,7 @@ def _newest(table: MetricTable, port: _Port, name: str) -> float:
 def _of_losses(table: MetricTable, ports: Sequence[_Port]) -> Told:
     """Ports that lose a share of their packets for a while, far more than their peers or than before."""
     for name, of, what in LOST:
-        if name not in table.names or of not in table.names:
+        if name not in table.names:
             continue
         rates = {port.entity: _rates(table, port, name, of) for port in ports}
         for port in ports:
@@ -145,8 +146,8 @@ def _of_losses(table: MetricTable, ports: Sequence[_Port]) -> Told:
                 yield float(own.times_s[-1]), port, Verdict(port.device.partition(":")[0], "", None)
             for run in runs:
                 if well := _well(own, run, peers):
-                    lost, share = float(np.median(own.lost[run])), float(np.median(own.share[run]))
-                    words = f"{lost:.0f} {what} a second, {share:.2%} of its packets, and hardly any of {well}"
+                    share = f", {float(np.median(own.share[run])):.2%} of its packets" if of in table.names else ""
+                    words = f"{float(np.median(own.lost[run])):.0f} {what} a second{share}, and hardly any of {well}"
                     verdict = Verdict(port.device.partition(":")[0], "port_errors", words)
                     yield float(own.times_s[run[-1]]), port, verdict
                     break
@@ -183,12 +184,14 @@ class _Rates(NamedTuple):
 
 
 def _rates(table: MetricTable, port: _Port, name: str, of: str) -> _Rates:
-    lost, total = (table.values[port.rows, table.names.index(one)] for one in (name, of))
-    rows = port.rows[np.isfinite(lost) & np.isfinite(total)]
+    """Losses between samples that tell them; packets are assumed where the table tells of none (`sar -n EDEV`)."""
+    known = [one for one in (name, of) if one in table.names]
+    rows = port.rows[np.isfinite(table.values[port.rows][:, [table.names.index(one) for one in known]]).all(axis=1)]
     times_s = table.times_s[rows]
     with np.errstate(invalid="ignore", divide="ignore"):
-        lost, total = (np.diff(table.values[rows, table.names.index(one)]) / np.diff(times_s) for one in (name, of))
-        return _Rates(times_s[1:], lost, total, np.where(total > 0.0, lost / total, np.nan))
+        grown = [np.diff(table.values[rows, table.names.index(one)]) / np.diff(times_s) for one in known]
+        lost, packets = grown[0], grown[1] if len(grown) > 1 else np.full(grown[0].size, ASSUMED_PACKETS)
+        return _Rates(times_s[1:], lost, packets, np.where(packets > 0.0, lost / packets, np.nan))
 
 
 def _usual(rates: _Rates, times_s: Floats) -> float:

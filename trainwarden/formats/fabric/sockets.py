@@ -90,7 +90,7 @@ def _sockets(text: str) -> Iterator[_Socket]:
             told = {name: (first, second) for name, first, second in _INFO.findall(line)}
             sent = told.get("data_segs_out") or told.get("segs_out") or ("0", "")
             lost = told.get("retrans", ("0", "0"))[1] or "0"
-            own, port, peer, far = ends.group(2, 3, 4, 5)
+            own, port, peer, far = (one.removeprefix("::ffff:") for one in ends.group(2, 3, 4, 5))
             if not {port, far} & set(_OTHERS) and _network(own) == _network(peer) and own != peer:
                 last[own, port, peer, far] = _Socket(
                     own,
@@ -113,8 +113,7 @@ def _network(address: str) -> str:
     >>> _network("10.0.3.7") == _network("10.0.9.1"), _network("10.0.3.7") == _network("192.168.1.4")
     (True, False)
     """
-    mapped = address.lower().removeprefix("::ffff:")
-    return ".".join(mapped.split(".")[:2]) if "." in mapped else ":".join(mapped.split(":")[:3])
+    return ".".join(address.split(".")[:2]) if "." in address else ":".join(address.lower().split(":")[:3])
 
 
 def _verdicts(sockets: Sequence[_Socket]) -> Iterator[Verdict]:

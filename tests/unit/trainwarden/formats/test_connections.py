@@ -54,6 +54,11 @@ def test_two_witnesses_are_wanted(tmp_path: Path, odd: dict[str, Any], found: bo
     assert told == ([("nic_error", "10.0.0.3", None)] if found else [])
 
 
+def test_addresses_of_both_kinds_are_one(tmp_path: Path):
+    text = node(1).replace("10.0.0.", "[::ffff:10.0.0.").replace(":47", "]:47").replace(":29500", "]:29500")
+    assert judged_text(tmp_path, text) == ("incident", [("nic_error", "10.0.0.3", None)])
+
+
 def test_the_world_outside_is_not_compared(tmp_path: Path):
     text = node(1, None) + socket(1, 9, **BAD).replace("10.0.0.9", "93.184.216.34")
     assert judged_text(tmp_path, text) == ("healthy", [])

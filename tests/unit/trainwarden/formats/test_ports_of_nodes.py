@@ -107,10 +107,16 @@ def test_a_heading_names_node_and_port(tmp_path: Path):
 
 def test_a_port_for_management_that_drops_what_is_not_for_it_is_well(tmp_path: Path):
     text = counters([0.0] * 8 + [900.0] * 8)
-    packets = [line for line in text.split("\n") if "rx_packets" in line]
-    for number, line in enumerate(packets):
-        text = text.replace(line, f"     rx_packets: {960 * 60 * number}")
-    assert judged_text(tmp_path, text, "gpu03_eth2.txt")[1] == []
+    assert judged_text(tmp_path, of_packets(text, 960), "gpu03_eth2.txt")[1] == []
+    text = counters([0.0] * 8 + [6.0] * 8)
+    assert judged_text(tmp_path, of_packets(text, 3_000), "gpu03_eth2.txt")[1] == []  # 0.2 %, and few
+
+
+def of_packets(text: str, rate: int) -> str:
+    """Counters of a port with so many packets a second."""
+    for number, line in enumerate(line for line in text.split("\n") if "rx_packets" in line):
+        text = text.replace(line, f"     rx_packets: {60 * rate * number}")
+    return text
 
 
 @pytest.mark.parametrize(
@@ -154,6 +160,17 @@ def test_interfaces_of_sar_tell_losses_and_the_speed_of_the_link(tmp_path: Path)
     # The same bytes on a link of a quarter of the speed.
     assert judged_text(tmp_path, "".join(hosts(used=25.56).values()))[1] == [("nic_error", "gpu03", PORT)]
     assert judged_text(tmp_path, labelled(hosts(lost=310.0)))[1] == [("nic_error", "gpu03", PORT)]
+
+
+def test_losses_are_compared_where_nothing_tells_how_many_packets_there_are(tmp_path: Path):
+    def of_losses(text: str) -> str:
+        title, _, rest = text.partition("\n")
+        return title + "\n" + rest[rest.index("14:00:01 IFACE rxerr/s") :]
+
+    assert judged_text(tmp_path, "".join(map(of_losses, hosts(lost=310.0).values())))[1] == [
+        ("nic_error", "gpu03", PORT)
+    ]
+    assert judged_text(tmp_path, "".join(map(of_losses, hosts(lost=30.0).values()))) == ("healthy", [])
 
 
 def test_a_share_of_the_link_that_tells_no_speed_accuses_none(tmp_path: Path):
