@@ -20,7 +20,7 @@ from trainwarden.formats.fabric.node_pairs import PairRun, pairs_compared
 from trainwarden.formats.fabric.port_peers import port_peers
 from trainwarden.formats.gpu.kept_errors import kept_errors
 from trainwarden.formats.host.clocks import Clock, clocks_compared
-from trainwarden.formats.host.slow_disks import slow_disks, with_disk_times
+from trainwarden.formats.host.slow_disks import slow_disks, with_disk_times, without_disk_work
 from trainwarden.formats.protocol import NEVER, Found, Misfit
 from trainwarden.formats.source import Source
 from trainwarden.formats.steps import DERIVED
@@ -335,13 +335,13 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
         collectives = gathered.collectives[0]
     dumps = {**gathered.dumps, **job.flight}
     broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
-    table = with_disk_times(joined_metrics(metrics))
+    table = joined_metrics(metrics)
     logs = (
         *job.logs,
         *_of_nodes(gathered),
         *_of_pairs_and_clocks(gathered),
         *kept_errors(table),
-        *slow_disks(table),
+        *slow_disks(with_disk_times(table)),
         *port_peers(table),
         *short_traces(one for _, one in gathered.iterations),
     )
@@ -354,7 +354,7 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
     logs = (*logs, *data_waits(logs, told), *extreme_ranks(logs, told))
     return replace(
         job,
-        metrics=table,
+        metrics=None if table is None else without_disk_work(table),
         iterations=joined_iterations(iterations),
         collectives=collectives,
         logs=logs,

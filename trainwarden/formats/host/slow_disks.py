@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trainwarden.formats.building import metric_frame, metric_table
 from trainwarden.formats.verdicts import Verdict, line_of
 from trainwarden.recorded.job import Floats, LogTable, MetricTable
 
@@ -63,15 +64,34 @@ def with_disk_times(table: MetricTable | None) -> MetricTable | None:
     return replace(table, names=(*table.names, LATENCY, BUSY), values=np.column_stack([table.values, added]))
 
 
+def without_disk_work(table: MetricTable) -> MetricTable | None:
+    """`table` without what is there for `slow_disks` alone; None where nothing is left.
+
+    Nodes differ in what their disks do: the one that writes checkpoints is no outlier among its peers.
+    """
+    if not set(WORK[1]) & set(table.names):
+        return table
+    alone = {BUSY, WORKED, *WAITED, *WORK[0], *WORK[1]}
+    kept = [place for place, name in enumerate(table.names) if name not in alone]
+    names = tuple(table.names[place] for place in kept)
+    left = replace(table, names=names, values=table.values[:, kept])
+    return metric_table(metric_frame(left)) if kept else None
+
+
 def slow_disks(table: MetricTable | None) -> list[LogTable]:
-    """Lines about disks of `table` that are slow; none where most of them are at once: they share what is."""
+    """Lines about disks of `table`, slow or not; none where most are slow at once: they share what is."""
     if table is None or not {LATENCY, BUSY} <= set(table.names):
         return []
     disks = list(_disks(table))
-    found = [(*one, disk) for disk in disks if (one := _slow(disk, disks)) is not None]
-    found.sort(key=lambda one: one[0])
-    if not found or len(found) > max(1, len(disks) // 3):
+    slow = [(*one, disk) for disk in disks if (one := _slow(disk, disks)) is not None]
+    if len(slow) > max(1, len(disks) // 3):
         return []
+    odd = {disk.entity for *_, disk in slow}
+    well = [disk for disk in disks if disk.entity not in odd and disk.times_s.size >= 2 * SAMPLES]
+    found = [*slow, *((float(disk.times_s[-1]), None, disk) for disk in well)]
+    if not found:
+        return []
+    found.sort(key=lambda one: one[0])
     owners = [disk.entity for *_, disk in found]
     return [
         LogTable(
