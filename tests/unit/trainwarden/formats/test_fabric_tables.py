@@ -67,6 +67,8 @@ def test_a_card_that_says_itself_that_it_is_down_is_named(tmp_path: Path):
 def test_nodes_that_are_fitted_out_otherwise_lack_nothing(tmp_path: Path):
     login = iblinkinfo(missing=lambda node, card: node == 3 and card > 0)
     assert judged_text(tmp_path, login)[1] == []
+    pair = iblinkinfo(missing=lambda node, card: (node, card) == (2, 2), nodes=2)
+    assert judged_text(tmp_path, pair)[1] == []  # who of two is the odd one
     two = iblinkinfo(missing=lambda node, card: node > 2 and card > 2)
     assert judged_text(tmp_path, two)[1] == []
 
@@ -121,6 +123,13 @@ def test_counters_that_a_sound_port_has_not_name_it(tmp_path: Path, odd: dict[st
 def test_symbol_errors_of_many_ports_are_of_their_age(tmp_path: Path):
     text = counters().replace("symbol_error_counter=0", "symbol_error_counter=20000").replace("errors=0", "errors=2")
     text = text.replace("integrity_errors=2", "integrity_errors=0").replace("buffer_errors=2", "buffer_errors=0")
+    assert judged_text(tmp_path, text, "ibdiagnet2.pm") == ("healthy", [])
+
+
+def test_symbol_errors_that_the_others_have_too_are_no_fault_of_one(tmp_path: Path):
+    odd = counters(symbol_error_counter=20_000, port_rcv_errors=12)
+    assert judged_text(tmp_path, odd, "ibdiagnet2.pm")[1] == [("nic_error", "gpu03", "mlx5_1")]
+    text = odd.replace("symbol_error_counter=0", "symbol_error_counter=5000")
     assert judged_text(tmp_path, text, "ibdiagnet2.pm") == ("healthy", [])
 
 
