@@ -25,6 +25,7 @@ CATALOG: Final[dict[str, str]] = {
     "nccl ras": "trainwarden.formats.dumps.ras:RasAnswer",
     "nccl inspector": "trainwarden.formats.dumps.inspector:Inspector",
     "kineto trace": "trainwarden.formats.dumps.kineto:Kineto",
+    "kernel sums": "trainwarden.formats.dumps.kernel_sums:KernelTable",
     "port counters": "trainwarden.formats.fabric.ports:Ports",
     "port settings": "trainwarden.formats.fabric.ethtool:Ethtool",
     "fabric errors": "trainwarden.formats.fabric.ib_errors:FabricErrors",

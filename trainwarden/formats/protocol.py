@@ -73,6 +73,8 @@ class Found:
         Runs between pairs of nodes (`trainwarden.formats.fabric.node_pairs`).
     clocks : list
         Clocks of nodes (`trainwarden.formats.host.clocks`).
+    kernels : list
+        Sums over kernels of ranks (`trainwarden.formats.dumps.kernel_sums`).
     notes : list of str
         What was assumed while reading, one clause each.
     addresses : list of str
@@ -90,6 +92,7 @@ class Found:
     stacks: list[Any] = field(default_factory=list)
     pairs: list[Any] = field(default_factory=list)
     clocks: list[Any] = field(default_factory=list)
+    kernels: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
 

@@ -14,10 +14,14 @@ import numpy as np
 from trainwarden.errors import DataError
 from trainwarden.formats.building import joined_iterations, joined_metrics
 from trainwarden.formats.collected import nodes_named, of_node, parts_of, read_parts, with_names
+from trainwarden.formats.dumps.kernel_sums import KernelSums
+from trainwarden.formats.dumps.kernels_compared import kernels_compared
 from trainwarden.formats.dumps.short_traces import short_traces
 from trainwarden.formats.dumps.stacks import Stack, stacks_compared
+from trainwarden.formats.exporters.mounts import full_from_the_start
 from trainwarden.formats.fabric.node_pairs import PairRun, pairs_compared
 from trainwarden.formats.fabric.port_peers import port_peers
+from trainwarden.formats.gpu.idle_together import idle_together
 from trainwarden.formats.gpu.kept_errors import kept_errors
 from trainwarden.formats.host.clocks import Clock, clocks_compared
 from trainwarden.formats.host.slow_disks import slow_disks, with_disk_times, without_disk_work
@@ -33,7 +37,7 @@ from trainwarden.formats.text.log_text import is_plain, with_logs
 from trainwarden.formats.text.rank_times import rank_times
 from trainwarden.formats.text.step_times import steps_of, with_step_times
 from trainwarden.formats.unjudged import PLAIN, recognised, tells_of_failures
-from trainwarden.formats.verdicts import is_verdict
+from trainwarden.formats.verdicts import LEAST_RANKS, is_verdict
 from trainwarden.recorded import folder as recorded
 from trainwarden.recorded.job import (
     CollectiveTable,
@@ -74,6 +78,7 @@ class _Gathered:
     pairs: list[tuple[str, PairRun]] = field(default_factory=list)
     clocks: list[tuple[str, Clock]] = field(default_factory=list)
     addresses: list[tuple[str, list[str]]] = field(default_factory=list)
+    kernels: list[tuple[str, KernelSums]] = field(default_factory=list)
     errors: list[DataError] = field(default_factory=list)
 
     def add(self, name: str, kind: str, found: Found) -> None:
@@ -90,6 +95,7 @@ class _Gathered:
         self.pairs += [(name, one) for one in found.pairs]
         self.clocks += [(name, one) for one in found.clocks]
         self.addresses += [(name, found.addresses)] if found.addresses else []
+        self.kernels += [(name, one) for one in found.kernels]
         for rank, raw in found.dumps.items():
             if rank in self.dumps:
                 self.unread.append(UnreadFile(name, f"rank {rank} has a dump already"))
@@ -343,15 +349,18 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
         *kept_errors(table),
         *slow_disks(with_disk_times(table)),
         *port_peers(table),
+        *full_from_the_start(table),
         *short_traces(one for _, one in gathered.iterations),
     )
     logs = tuple(with_step_times(log) for log in logs) if not iterations else logs
-    logs = (*logs, *rank_times(logs), *_of_stacks(gathered, logs))
+    logs = (*logs, *rank_times(logs), *_of_stacks(gathered, logs), *_of_kernels(gathered, job.folder))
     told = steps_of(logs) if logs and not iterations else None
     if told is not None:
         iterations = [told]
         gathered.notes.append(f"{told.step.size} steps with their times are read from the log")
     logs = (*logs, *data_waits(logs, told), *extreme_ranks(logs, told))
+    if not iterations:  # steps say by themselves how long they last
+        logs = (*logs, *idle_together(table))
     return replace(
         job,
         metrics=None if table is None else without_disk_work(table),
@@ -366,6 +375,24 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
         unread=tuple(gathered.unread),
         notes=tuple(gathered.notes),
     )
+
+
+def _of_kernels(gathered: _Gathered, place: Path) -> list[LogTable]:
+    """Lines about ranks by their kernels; where these cannot be compared their files are not judged."""
+    names = [name for name, _ in gathered.kernels]
+    words = distinguishing(names) if len(names) > 1 else names
+    told = [
+        (one.rank if one.rank is not None else int(word) if word.isdecimal() else -1 - number, one)
+        for number, (word, (_, one)) in enumerate(zip(words, gathered.kernels, strict=True))
+    ]
+    if len(told) >= LEAST_RANKS and any(rank < 0 for rank, _ in told):
+        logs, why = list[LogTable](), "nothing says whose kernels these are: name the files rank0, rank1, ..."
+    else:
+        logs, why = kernels_compared(told, place.stat().st_mtime)
+    if why:
+        gathered.files = [one for one in gathered.files if one.path not in names]
+        gathered.unread += [UnreadFile(name, why) for name in names]
+    return logs
 
 
 def _of_stacks(gathered: _Gathered, others: Sequence[LogTable]) -> list[LogTable]:

@@ -13,6 +13,7 @@ from trainwarden.catalogue import CATALOGUE
 from trainwarden.formats import names
 from trainwarden.formats.building import metric_table
 from trainwarden.formats.cells import UNITS, Numbers
+from trainwarden.formats.exporters.mounts import mount_of
 from trainwarden.formats.protocol import Found
 from trainwarden.formats.roles import Roles, device_name
 from trainwarden.formats.steps import is_loss, losses_of, steps_from
@@ -112,6 +113,9 @@ def labelled(metric: names.Heading | None, labels: Mapping[str, str]) -> Series:
         one = who({**labels, "instance": labels.get("instance", "?")}, per)
     if one is None:
         host = labels.get("Hostname") or labels.get("hostname") or labels.get("instance", "").partition(":")[0]
+        if "mountpoint" in labels and per == "host":
+            mount = mount_of(labels)
+            return Series(metric if mount else None, host or None, mount, rank)
         disk = labels.get("device") if metric is not None and metric.name.startswith("host_disk_") else None
         return Series(metric, host or None, f"disk:{disk}" if disk else None, rank)
     device = None if per == "host" else device_name(one.device, per == "gpu")

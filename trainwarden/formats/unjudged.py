@@ -49,8 +49,6 @@ _KNOWN: Final = tuple(
         (r"\A(?![\s\S]{0,4000}?CUDA(?:_EXCEPTION_[0-9]| Exception: ))[\s\S]{0,4000}?"
          r"^(?:Thread [0-9]{1,6} \(Thread 0x[0-9a-f]{1,16}|\[New LWP [0-9]|#0  0x[0-9a-f]{8,16} in )",
          "stacks of one process (gdb)", _STUCK),
-        (r"^-{10,200}  -{4,40}  [-\s]{10,4000}\n\s{1,200}Name\s{1,40}Self C[PU]",
-         "the table of PyTorch's profiler, sums over all steps", "give its trace (`export_chrome_trace`)"),
         (r'\A\s{0,40}\{\s{0,40}"runs?"\s{0,4}:\s{0,4}\[?\s{0,40}\{\s{0,40}"(?:info|data|inputs|outputs)"\s{0,4}:',
          "an answer of MLflow about runs, which has the last value of each metric alone",
          "give `metrics/get-history` of each metric, or mlflow.db"),

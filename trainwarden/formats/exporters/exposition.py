@@ -12,6 +12,7 @@ import pandas as pd
 from trainwarden.errors import DataError
 from trainwarden.formats import names
 from trainwarden.formats.building import metric_table
+from trainwarden.formats.exporters.mounts import with_shares
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import Series, labelled, labels_of
 from trainwarden.formats.source import Source
@@ -186,7 +187,7 @@ def long_frame(rows: list[tuple[float, str | None, str | None, str, float]]) -> 
     if of_many.any():
         long = pd.concat([long[~of_many], long[of_many].sort_values("value", kind="stable", na_position="first")])
     wide = long.pivot_table(index=["time_s", "node", "device"], columns="metric", values="value", aggfunc="last")
-    return wide.reset_index().rename_axis(columns=None)
+    return with_shares(wide.reset_index().rename_axis(columns=None))
 
 
 def found_of(

@@ -64,6 +64,8 @@ class QueryRange:
                 unknown.add(name)
                 continue
             told = labelled(heading, series.metric)
+            if told.metric is None:
+                continue
             for time_s, text in points:
                 rows.append((time_s, told.node, told.device, heading.name, _float(text) * heading.factor))
         return found_of(source, rows, unknown, "; name it: --columns metric=gpu_temperature_celsius")
