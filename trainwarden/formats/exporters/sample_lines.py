@@ -10,7 +10,7 @@ import msgspec
 
 from trainwarden.errors import DataError
 from trainwarden.formats import names
-from trainwarden.formats.exporters.exposition import found_of
+from trainwarden.formats.exporters.cloud_health import CloudSeries, cloud_verdicts, found_with, is_of_cloud, owner_in
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import labelled, labels_of
 from trainwarden.formats.source import Source
@@ -38,6 +38,7 @@ _GPUS: Final = ("index", "gpu", "gpu_index", "gpu_number", "gpu_id", "gpu.index"
 _HOST_INPUTS: Final = ("cpu", "disk", "mem", "swap")
 _ALL_CORES: Final = "cpu-total"
 _SEALED: Final = ("squashfs", "iso9660", "erofs")
+_STATISTICS: Final = ("Average", "Maximum", "Minimum", "Sum")  # of CloudWatch, the first that was asked for
 
 
 class _Sample(NamedTuple):
@@ -58,7 +59,7 @@ class SampleLines:
         first = next((line for line in head.split("\n") if line.strip()), "").strip()
         bare = first.replace(" ", "")
         series = bare.startswith('{"metric":{') and '"values":[' in bare
-        answer = first.startswith("{") and '"MetricDataResults"' in head
+        answer = first.startswith("{") and _is_cloudwatch(head)
         telegraf = first.startswith("{") and all(f'"{key}"' in head[:4_000] for key in ("fields", "tags", "timestamp"))
         queried = _QUERIED.match(first) is not None
         return SURE if series or answer or telegraf or queried or _DUMP.match(first) or _INFLUX.match(first) else NEVER
@@ -68,18 +69,23 @@ class SampleLines:
         del columns
         rows: list[tuple[float, str | None, str | None, str, float]] = []
         unknown: set[str] = set()
+        verdicts = []
+        if source.head.lstrip().startswith("{") and _is_cloudwatch(source.head):
+            verdicts = list(cloud_verdicts(_of_cloud(source.text(), source.name)))
         for sample in _samples(source.text(), source.name):
             heading = names.metric_of(sample.name)
             if heading is None:
                 unknown.add(sample.name)
                 continue
             told = labelled(heading, sample.labels)
+            if told.metric is None:
+                continue
             rows.append((sample.time_s, told.node, told.device, heading.name, sample.value * heading.factor))
-        return found_of(source, rows, unknown)
+        return found_with(source, verdicts, rows, unknown)
 
 
 def _samples(text: str, file: str) -> Iterator[_Sample]:
-    if text.lstrip().startswith("{") and '"MetricDataResults"' in text[:4_000]:
+    if text.lstrip().startswith("{") and _is_cloudwatch(text[:4_000]):
         yield from _of_cloudwatch(text, file)
         return
     queried = ""
@@ -181,22 +187,45 @@ def _of_victoria(line: str) -> Iterator[_Sample]:
             yield _Sample(float(time_ms) / 1e3, labels.get("__name__", ""), labels, float(value))
 
 
-def _of_cloudwatch(text: str, file: str) -> Iterator[_Sample]:
-    """Series by their labels: the metric's name, the instance, the index of the GPU."""
+def _is_cloudwatch(head: str) -> bool:
+    """Whether an answer is that of `get-metric-data` or of `get-metric-statistics`."""
+    return '"MetricDataResults"' in head or ('"Label"' in head and '"Datapoints"' in head)
+
+
+def _of_cloud(text: str, file: str) -> Iterator[CloudSeries]:
+    """Series of resources, by labels that name the metric and may name the resource too."""
+    for label, times, values in _answered(text, file):
+        words = label.split()
+        metric = next((word for word in words if is_of_cloud(word)), "".join(words))
+        yield CloudSeries(metric, owner_in(label) or owner_in(file), times, values)
+
+
+def _answered(text: str, file: str) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Label, times and values of each series of CloudWatch's answer."""
     try:
         answer: dict[str, Any] = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise DataError(f"{file} is not the JSON that it looks like: {error}") from error
-    for series in answer.get("MetricDataResults", []):
-        if not isinstance(series, dict):
-            continue
-        words = str(series.get("Label", "")).removeprefix("nvidia_smi_").split()
+    if isinstance(points := answer.get("Datapoints"), list):
+        told = [one for one in points if isinstance(one, dict)]
+        values = [next((one[key] for key in _STATISTICS if key in one), None) for one in told]
+        yield str(answer.get("Label", "")), [str(one.get("Timestamp", "")) for one in told], values
+    for series in answer.get("MetricDataResults") or []:
+        if isinstance(series, dict):
+            times = [str(stamp) for stamp in series.get("Timestamps") or []]
+            yield str(series.get("Label", "")), times, list(series.get("Values") or [])[: len(times)]
+
+
+def _of_cloudwatch(text: str, file: str) -> Iterator[_Sample]:
+    """Series by their labels: the metric's name, the instance, the index of the GPU."""
+    for label, stamps, values in _answered(text, file):
+        words = label.removeprefix("nvidia_smi_").split()
         gpu = next((word for word in words if word.isdecimal()), "")
         host = next((word for word in words if word.startswith("i-")), "")
         labels = {"Hostname": host, "gpu": gpu} if gpu else {"Hostname": host}
         # The metric's name stands first, or behind what else a search's labels tell apart.
         spelt = [spelled(word.removeprefix("nvidia_smi_")) for word in words]
         name = next((word for word in spelt if names.metric_of(word) is not None), spelt[0] if spelt else "")
-        for stamp, value in zip(series.get("Timestamps", []), series.get("Values", []), strict=False):
+        for stamp, value in zip(stamps, values, strict=False):
             if isinstance(value, int | float):
-                yield _Sample(time_s_of(str(stamp)), name, labels, float(value))
+                yield _Sample(time_s_of(stamp), name, labels, float(value))

@@ -12,7 +12,7 @@ import pandas as pd
 
 from trainwarden.errors import DataError
 from trainwarden.formats import names
-from trainwarden.formats.exporters.exposition import found_of
+from trainwarden.formats.exporters.cloud_health import CloudSeries, cloud_verdicts, found_with, is_of_cloud, owner_in
 from trainwarden.formats.exporters.sample_lines import tag_labels
 from trainwarden.formats.interpret import interpreted, tags_of
 from trainwarden.formats.protocol import NEVER, SURE, Found
@@ -30,6 +30,17 @@ _MARKS: Final = (
 _SCALARS: Final = re.compile(
     r'\s{0,8}\{\s{0,8}"[^"]{1,200}"\s{0,4}:\s{0,4}\{\s{0,8}"[^"]{1,200}"\s{0,4}:\s{0,4}\{[^\[\]]{0,400}"[xy]"\s{0,4}:\s{0,4}\['
 )
+_RESOURCES: Final = (
+    "vm",
+    "instance_name",
+    "instance_id",
+    "host",
+    "filesystem_name",
+    "FileSystemId",
+    "VolumeId",
+    "InstanceId",
+)
+_MACHINE: Final = re.compile(r"/virtualMachines/([^/]{1,80})/", re.IGNORECASE)
 _MEANS: Final = ("average", "avg", "maximum", "total", "minimum", "count")  # Azure's, the first that is there
 
 
@@ -63,7 +74,12 @@ class ServiceJson:
             return _scalars(source, columns)
         rows: list[tuple[float, str | None, str | None, str, float]] = []
         unknown: set[str] = set()
+        of_cloud: list[CloudSeries] = []
         for series in _series(source):
+            if is_of_cloud(series.name):
+                owner = next((series.tags[key] for key in _RESOURCES if series.tags.get(key)), "")
+                of_cloud.append(CloudSeries(series.name, owner or owner_in(source.name), series.times, series.values))
+                continue
             told = _told(series)
             if told is None:
                 unknown.add(series.name)
@@ -74,7 +90,7 @@ class ServiceJson:
             times_s = Times(list(series.times)).values_s
             rows += [(time_s, node, device, heading.name, value)
                      for time_s, value in zip(times_s.tolist(), values.tolist(), strict=False)]  # fmt: skip
-        return found_of(source, rows, unknown)
+        return found_with(source, list(cloud_verdicts(of_cloud)), rows, unknown)
 
 
 def _told(series: _Series) -> tuple[names.Heading, str | None, str | None] | None:
@@ -152,6 +168,8 @@ def _azure(one: dict[str, Any]) -> Iterator[_Series]:
     for metric in one.get("value") or []:
         for series in metric.get("timeseries") or []:
             tags = {word["name"]["value"]: word["value"] for word in series.get("metadatavalues") or []}
+            if (machine := _MACHINE.search(str(metric.get("id", "")))) is not None:
+                tags = {"vm": machine[1], **tags}
             points = [(point["timeStamp"], next((point[key] for key in _MEANS if point.get(key) is not None), None))
                       for point in series.get("data") or []]  # fmt: skip
             yield _Series(metric["name"]["value"], tags, [point[0] for point in points], [point[1] for point in points])
