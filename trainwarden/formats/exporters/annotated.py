@@ -14,11 +14,13 @@ from trainwarden.formats import names
 from trainwarden.formats.building import metric_table
 from trainwarden.formats.exporters.exposition import long_frame
 from trainwarden.formats.exporters.sample_lines import is_part_of_host, spelled, tag_labels
+from trainwarden.formats.exporters.step_samples import StepSample, is_of_steps, with_steps
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import labelled
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import Times
 
+Row = tuple[float, str | None, str | None, str, float]
 _HEADER: Final = re.compile(r"(?m)^,result,table,[^\n]{0,4000}_time[^\n]{0,4000}_value")
 _BLOCK: Final = re.compile(r"\n\s{0,8}\n(?=#|,result,)")
 
@@ -36,8 +38,9 @@ class AnnotatedCsv:
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
         del columns
-        rows: list[tuple[float, str | None, str | None, str, float]] = []
+        rows: list[Row] = []
         unknown: set[str] = set()
+        steps: list[StepSample] = []
         count = 0
         for block in _BLOCK.split(source.text()):
             frame = _block(block, source.name)
@@ -48,23 +51,33 @@ class AnnotatedCsv:
             for key, part in frame.groupby(["_field", "_measurement", *tags], dropna=False, sort=False):
                 heading = names.metric_of(spelled(str(key[0]), str(key[1])))
                 told_tags = dict(zip(tags, map(str, key[2:]), strict=True))
+                times_s = Times(part["_time"].tolist()).values_s
+                if heading is None and is_of_steps(str(key[0])):
+                    labels = tag_labels(told_tags)
+                    numbers = pd.to_numeric(part["_value"], errors="coerce")
+                    steps += [StepSample(time_s, labels["Hostname"], labels.get("rank", ""), str(key[0]), value)
+                              for time_s, value in zip(times_s.tolist(), numbers.tolist(), strict=True)]  # fmt: skip
+                    continue
                 if heading is None or is_part_of_host(told_tags):
                     unknown |= {str(key[0])} if heading is None else set()
                     continue
                 told = labelled(heading, tag_labels(told_tags))
                 values = pd.to_numeric(part["_value"], errors="coerce") * heading.factor
-                times_s = Times(part["_time"].tolist()).values_s
                 rows += [(time_s, told.node, told.device, heading.name, value)
                          for time_s, value in zip(times_s.tolist(), values.tolist(), strict=True)]  # fmt: skip
-        long = long_frame(rows)
-        if long is None:
-            raise DataError(f"{source.name}: no field is a metric of ours ({', '.join(sorted(unknown)[:5]) or 'none'})")
-        found = Found(rows=count)
-        if (table := metric_table(long)) is not None:
-            found.metrics.append(table)
-        if unknown:
-            found.notes.append(f"fields that are not ours left out: {', '.join(sorted(unknown)[:5])}")
-        return found
+        return with_steps(steps, lambda: _found(source, rows, unknown, count), bool(rows))
+
+
+def _found(source: Source, rows: list[Row], unknown: set[str], count: int) -> Found:
+    long = long_frame(rows)
+    if long is None:
+        raise DataError(f"{source.name}: no field is a metric of ours ({', '.join(sorted(unknown)[:5]) or 'none'})")
+    found = Found(rows=count)
+    if (table := metric_table(long)) is not None:
+        found.metrics.append(table)
+    if unknown:
+        found.notes.append(f"fields that are not ours left out: {', '.join(sorted(unknown)[:5])}")
+    return found
 
 
 def _block(text: str, name: str) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -11,10 +12,12 @@ import msgspec
 from trainwarden.errors import DataError
 from trainwarden.formats import names
 from trainwarden.formats.exporters.cloud_health import CloudSeries, cloud_verdicts, found_with, is_of_cloud, owner_in
+from trainwarden.formats.exporters.step_samples import StepSample, is_of_steps, with_steps
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import labelled, labels_of
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
+from trainwarden.formats.verdicts import Verdict
 
 _NUMBER: Final = r"[-+]?[0-9.]{1,40}(?:[eE][-+]?[0-9]{1,4})?|NaN|[-+]?Inf"
 _DUMP: Final = re.compile(rf'(\{{__name__="[^\n]{{1,4000}}\}}) ({_NUMBER}) ([0-9]{{13}})$')
@@ -46,6 +49,22 @@ class _Sample(NamedTuple):
     name: str
     labels: Mapping[str, str]
     value: float
+    measured: bool = False  # by a program that sends each value once, where a scrape reads the last one again
+
+
+class _InfluxSeries(msgspec.Struct):
+    columns: list[str]
+    values: list[list[Any]] = []
+    name: str = ""
+    tags: dict[str, str] = {}
+
+
+class _InfluxResult(msgspec.Struct):
+    series: list[_InfluxSeries] = []
+
+
+class _InfluxAnswer(msgspec.Struct):
+    results: list[_InfluxResult]
 
 
 class SampleLines:
@@ -60,6 +79,7 @@ class SampleLines:
         bare = first.replace(" ", "")
         series = bare.startswith('{"metric":{') and '"values":[' in bare
         answer = first.startswith("{") and _is_cloudwatch(head)
+        answer |= first.startswith("{") and _is_influx(head)
         telegraf = first.startswith("{") and all(f'"{key}"' in head[:4_000] for key in ("fields", "tags", "timestamp"))
         queried = _QUERIED.match(first) is not None
         return SURE if series or answer or telegraf or queried or _DUMP.match(first) or _INFLUX.match(first) else NEVER
@@ -69,24 +89,32 @@ class SampleLines:
         del columns
         rows: list[tuple[float, str | None, str | None, str, float]] = []
         unknown: set[str] = set()
-        verdicts = []
+        steps: list[StepSample] = []
+        verdicts: list[Verdict] = []
         if source.head.lstrip().startswith("{") and _is_cloudwatch(source.head):
             verdicts = list(cloud_verdicts(_of_cloud(source.text(), source.name)))
         for sample in _samples(source.text(), source.name):
             heading = names.metric_of(sample.name)
             if heading is None:
-                unknown.add(sample.name)
+                if sample.measured and is_of_steps(sample.name):
+                    owner = (sample.labels.get("Hostname", ""), sample.labels.get("rank", ""))
+                    steps.append(StepSample(sample.time_s, *owner, sample.name, sample.value))
+                else:
+                    unknown.add(sample.name)
                 continue
             told = labelled(heading, sample.labels)
             if told.metric is None:
                 continue
             rows.append((sample.time_s, told.node, told.device, heading.name, sample.value * heading.factor))
-        return found_with(source, verdicts, rows, unknown)
+        return with_steps(steps, lambda: found_with(source, verdicts, rows, unknown), bool(rows or verdicts))
 
 
 def _samples(text: str, file: str) -> Iterator[_Sample]:
     if text.lstrip().startswith("{") and _is_cloudwatch(text[:4_000]):
         yield from _of_cloudwatch(text, file)
+        return
+    if text.lstrip().startswith("{") and _is_influx(text[:4_000]):
+        yield from _of_influx_answer(text, file)
         return
     queried = ""
     for line in text.split("\n"):
@@ -115,7 +143,7 @@ def _of_influx(match: re.Match[str]) -> Iterator[_Sample]:
         return
     for key, value in _FIELD.findall(match[3]):
         try:
-            yield _Sample(time_s, spelled(key, match[1]), labels, float(value))
+            yield _Sample(time_s, spelled(key, match[1]), labels, float(value), measured=True)
         except ValueError:
             continue
 
@@ -124,7 +152,10 @@ def tag_labels(tags: Mapping[str, str]) -> dict[str, str]:
     """Labels of an exporter for the tags of telegraf."""
     host = next((tags[key] for key in _HOSTS if key in tags), "")
     gpu = next((tags[key] for key in _GPUS if key in tags), "")
-    return {"Hostname": host, "gpu": gpu, **({"UUID": tags["uuid"]} if "uuid" in tags else {})}
+    more = {
+        name: tags[key] for name, key in (("UUID", "uuid"), ("rank", "rank"), ("rank", "global_rank")) if key in tags
+    }
+    return {"Hostname": host, "gpu": gpu, **more}
 
 
 def _of_telegraf(line: str) -> Iterator[_Sample]:
@@ -138,8 +169,9 @@ def _of_telegraf(line: str) -> Iterator[_Sample]:
             labels, measurement = tag_labels(tags), str(one.get("name", ""))
             time_s = time_s_of(str(one["timestamp"]))
             fields = list(one["fields"].items())
-            yield from (_Sample(time_s, spelled(str(key), measurement), labels, float(value)) for key, value in fields
-                        if isinstance(value, int | float))  # fmt: skip
+            for key, value in fields:
+                if isinstance(value, int | float):
+                    yield _Sample(time_s, spelled(str(key), measurement), labels, float(value), measured=True)
     except (msgspec.DecodeError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         return  # a line that is cut short
 
@@ -229,3 +261,31 @@ def _of_cloudwatch(text: str, file: str) -> Iterator[_Sample]:
         for stamp, value in zip(stamps, values, strict=False):
             if isinstance(value, int | float):
                 yield _Sample(time_s_of(stamp), name, labels, float(value))
+
+
+def _is_influx(head: str) -> bool:
+    """Whether it is the JSON of InfluxDB's `/query`, or of `influx -format json`."""
+    return all(mark in head[:4_000] for mark in ('"results"', '"series"', '"columns"'))
+
+
+def _of_influx_answer(text: str, file: str) -> Iterator[_Sample]:
+    """Series with tags, each a table whose first column is the time."""
+    try:
+        answer = msgspec.json.decode(text, type=_InfluxAnswer)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise DataError(f"{file} is not the JSON that it looks like: {error}") from error
+    for series in (series for result in answer.results for series in result.series):
+        labels = tag_labels(series.tags)
+        columns = {
+            place: spelled(column, series.name) for place, column in enumerate(series.columns) if column != "time"
+        }
+        if "time" not in series.columns or is_part_of_host(series.tags):
+            continue
+        when = series.columns.index("time")
+        for row in series.values:
+            if len(row) != len(series.columns):
+                continue
+            time_s = time_s_of(str(row[when]))
+            for place, name in columns.items():
+                if isinstance(row[place], int | float) and math.isfinite(time_s):
+                    yield _Sample(time_s, name, labels, float(row[place]), measured=True)
