@@ -27,7 +27,7 @@ _DEVICES: Final = (
     re.compile(r"\bNVRM: (GPU[0-9]{1,2})\b"),
     re.compile(r"\bhabanalabs (hl[0-9]{1,3}): "),
     re.compile(r"\bGPU ((?:[0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\.[0-7]"),
-    re.compile(r"^health check: ((?:gpu|mlx|neuron)[0-9a-z_]{1,16}|HCA-[0-9]{1,2}|(?:sd|vd|xvd)[a-z]{1,3}|nvme[0-9]{1,3}n[0-9]{1,3}|(?:dm-|md|dev)[0-9][0-9-]{0,8}|(?:eth|ib|en[ospx])[0-9][0-9a-z]{0,14}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) "),  # noqa: E501
+    re.compile(r"^health check: ((?:gpu|[nh]pu|mlx|neuron)[0-9a-z_]{1,16}|HCA-[0-9]{1,2}|(?:sd|vd|xvd)[a-z]{1,3}|nvme[0-9]{1,3}n[0-9]{1,3}|(?:dm-|md|dev)[0-9][0-9-]{0,8}|(?:eth|ib|en[ospx])[0-9][0-9a-z]{0,14}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) "),  # noqa: E501
     re.compile(r"^health check: (\S{1,60}) board failed: "),
     re.compile(r"\b(nvme[0-9]{1,3})n?[0-9]{0,3}\b"),
     re.compile(r"\b((?:eth|ib|bond|en[ospx])[0-9][0-9a-z]{0,14}): "),

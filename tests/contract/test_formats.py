@@ -40,7 +40,8 @@ def test_a_sample_is_taken_for_its_format_and_read(path: Path):
     content = made(found).read(source, {})
     assert content.rows > 0
     assert content.metrics or content.iterations or content.dumps or content.collectives or content.ras \
-        or content.events or content.logs or content.stacks or content.pairs or content.clocks or content.kernels  # fmt: skip
+        or content.events or content.logs or content.stacks or content.pairs or content.clocks \
+        or content.kernels  # fmt: skip
     for table in content.metrics:
         assert len(table.times_s) == len(table.entity) == len(table.values) > 0
         assert (table.times_s > 1e9).all()

@@ -21,6 +21,7 @@ CATALOG: Final[dict[str, str]] = {
     "nvidia-smi text": "trainwarden.formats.gpu.smi_text:NvidiaSmiText",
     "amd-smi json": "trainwarden.formats.gpu.amd_json:AmdJson",
     "amd-smi text": "trainwarden.formats.gpu.amd_text:AmdText",
+    "accelerator table": "trainwarden.formats.gpu.accelerator_tables:AcceleratorTable",
     "neuron-monitor": "trainwarden.formats.gpu.neuron_monitor:NeuronMonitor",
     "nccl ras": "trainwarden.formats.dumps.ras:RasAnswer",
     "nccl inspector": "trainwarden.formats.dumps.inspector:Inspector",

@@ -19,6 +19,9 @@ MOST_SPREAD: Final = 0.05  # of the others around it: stages of a pipeline and g
 _BEGINS: Final = "health check: "
 
 
+_BEGINS: Final = "health check: "
+
+
 class Verdict(NamedTuple):
     """What a report says of one device: the words of what failed, None where it passed."""
 
@@ -46,6 +49,22 @@ def line_of(one: Verdict) -> str:
 def is_verdict(line: str) -> bool:
     """Whether a line is that of a verdict."""
     return line.startswith(_BEGINS)
+
+
+def is_verdict(line: str) -> bool:
+    """Whether a line is one of those that reports of devices become."""
+    return line.startswith(_BEGINS)
+
+
+def device_of_line(line: str) -> str:
+    """The device of a verdict's line.
+
+    Examples
+    --------
+    >>> device_of_line("health check: gpu3 memory failed: two errors")
+    'gpu3'
+    """
+    return line.removeprefix(_BEGINS).partition(" ")[0]
 
 
 def verdict_tables(label: str, verdicts: Iterable[Verdict], now_s: float) -> list[LogTable]:
