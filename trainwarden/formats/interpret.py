@@ -11,6 +11,7 @@ import pandas as pd
 from trainwarden.errors import DataError
 from trainwarden.formats import names
 from trainwarden.formats.building import contradicted, metric_table, too_many
+from trainwarden.formats.named_ranks import by_rank
 from trainwarden.formats.protocol import Found, Misfit
 from trainwarden.formats.roles import Roles, heading_of, of_gpus, roles_of
 from trainwarden.formats.series import by_series, numbered, panel_metric, written_unit
@@ -38,6 +39,11 @@ def interpreted(table: Table) -> Found:
         With all its problems.
     """
     frame = table.frame = _without_tags(table.frame)
+    ranked = by_rank(frame)
+    if ranked is not frame:
+        if table.lines is not None:  # a line holds a row of each rank
+            table.lines = list(table.lines) * (len(ranked) // max(1, len(frame)))
+        frame = table.frame = ranked
     roles = roles_of(list(frame.columns), table.said)
     found = Found(rows=len(frame))
     if not len(frame):

@@ -25,6 +25,7 @@ from trainwarden.formats.gpu.idle_together import idle_together
 from trainwarden.formats.gpu.kept_errors import kept_errors
 from trainwarden.formats.host.clocks import Clock, clocks_compared
 from trainwarden.formats.host.slow_disks import slow_disks, with_disk_times, without_disk_work
+from trainwarden.formats.named_ranks import losses_with_ranks, with_ranks
 from trainwarden.formats.protocol import NEVER, Found, Misfit
 from trainwarden.formats.source import Source
 from trainwarden.formats.steps import DERIVED
@@ -333,34 +334,17 @@ def _name_documented(gathered: _Gathered, job: RecordedJob, folder: Path, foreig
 
 def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
     """`job` with what other files hold."""
+    gathered.iterations = with_ranks(gathered.iterations)
+    gathered.logs = losses_with_ranks(gathered.logs, gathered.iterations)
+    _name_reporters(gathered)
     metrics = _apart([("", job.metrics)] if job.metrics is not None else [], gathered)
-    iterations = _written_first([*([job.iterations] if job.iterations is not None else []),
-                                 *(table for _, table in gathered.iterations)])  # fmt: skip
     collectives = job.collectives
     if collectives is None and gathered.collectives:
         collectives = gathered.collectives[0]
     dumps = {**gathered.dumps, **job.flight}
     broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
     table = joined_metrics(metrics)
-    logs = (
-        *job.logs,
-        *_of_nodes(gathered),
-        *_of_pairs_and_clocks(gathered),
-        *kept_errors(table),
-        *slow_disks(with_disk_times(table)),
-        *port_peers(table),
-        *full_from_the_start(table),
-        *short_traces(one for _, one in gathered.iterations),
-    )
-    logs = tuple(with_step_times(log) for log in logs) if not iterations else logs
-    logs = (*logs, *rank_times(logs), *_of_stacks(gathered, logs), *_of_kernels(gathered, job.folder))
-    told = steps_of(logs) if logs and not iterations else None
-    if told is not None:
-        iterations = [told]
-        gathered.notes.append(f"{told.step.size} steps with their times are read from the log")
-    logs = (*logs, *data_waits(logs, told), *extreme_ranks(logs, told))
-    if not iterations:  # steps say by themselves how long they last
-        logs = (*logs, *idle_together(table))
+    iterations, logs = _steps_and_logs(job, gathered, table)
     return replace(
         job,
         metrics=None if table is None else without_disk_work(table),
@@ -375,6 +359,35 @@ def _with(job: RecordedJob, gathered: _Gathered) -> RecordedJob:
         unread=tuple(gathered.unread),
         notes=tuple(gathered.notes),
     )
+
+
+def _steps_and_logs(
+    job: RecordedJob, gathered: _Gathered, table: MetricTable | None
+) -> tuple[list[IterationTable], tuple[LogTable, ...]]:
+    """Steps as they are written, else as the logs tell them; logs, with lines about what else is compared."""
+    iterations = _written_first([*([job.iterations] if job.iterations is not None else []),
+                                 *(table for _, table in gathered.iterations)])  # fmt: skip
+    traced = short_traces(one for _, one in gathered.iterations)
+    logs = (
+        *job.logs,
+        *_of_nodes(gathered),
+        *_of_pairs_and_clocks(gathered),
+        *kept_errors(table),
+        *slow_disks(with_disk_times(table)),
+        *port_peers(table),
+        *full_from_the_start(table),
+        *traced,
+    )
+    logs = tuple(with_step_times(log) for log in logs) if not iterations else logs
+    logs = (*logs, *rank_times(logs), *_of_stacks(gathered, logs), *_of_kernels(gathered, job.folder))
+    told = steps_of(logs) if logs and not iterations else None
+    if told is not None:
+        iterations = [told]
+        gathered.notes.append(f"{told.step.size} steps with their times are read from the log")
+    logs = (*logs, *data_waits(logs, told), *extreme_ranks(logs, told))
+    if not iterations:  # steps say by themselves how long they last
+        logs = (*logs, *idle_together(table))
+    return iterations, logs
 
 
 def _of_kernels(gathered: _Gathered, place: Path) -> list[LogTable]:

@@ -51,22 +51,6 @@ def is_verdict(line: str) -> bool:
     return line.startswith(_BEGINS)
 
 
-def is_verdict(line: str) -> bool:
-    """Whether a line is one of those that reports of devices become."""
-    return line.startswith(_BEGINS)
-
-
-def device_of_line(line: str) -> str:
-    """The device of a verdict's line.
-
-    Examples
-    --------
-    >>> device_of_line("health check: gpu3 memory failed: two errors")
-    'gpu3'
-    """
-    return line.removeprefix(_BEGINS).partition(" ")[0]
-
-
 def verdict_tables(label: str, verdicts: Iterable[Verdict], now_s: float) -> list[LogTable]:
     """Lines of `verdicts` in the order of their times, those without one at `now_s`; empty where there is none."""
     listed = sorted(((now_s if one.time_s is None else one.time_s, one) for one in verdicts), key=lambda pair: pair[0])
