@@ -47,6 +47,18 @@ def test_a_sample_is_taken_for_its_format_and_read(path: Path):
         assert (table.times_s > 1e9).all()
 
 
+@pytest.mark.parametrize("name", ["kernel sums", "accelerator table"])
+def test_a_format_with_marks_of_its_own_claims_nothing_else_of_our_test_data(name: str):
+    others = [path for path in sorted(SAMPLES.parent.rglob("*")) if path.is_file() and kind_below(path) != name]
+    claimed = [path for path in others if made(name).sniff(path.name, Source(path, path.name).head) > 0.0]
+    assert (claimed, len(others) > 400) == ([], True)
+
+
+def kind_below(path: Path) -> str:
+    """The format of a sample, "" of other test data."""
+    return kind(path).replace("_", " ") if path.is_relative_to(SAMPLES) and path.parent != SAMPLES else ""
+
+
 @pytest.mark.parametrize("name", CATALOG)
 @pytest.mark.parametrize("head", ["", "\x00\x01\x02", "{", "[[[[", "a" * 5_000, ",,,,\n" * 50, "# \n# \n", "<html>"])
 def test_junk_is_not_claimed(name: str, head: str):

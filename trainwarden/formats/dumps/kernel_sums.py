@@ -19,7 +19,7 @@ from trainwarden.formats.source import Source
 MAX_KERNELS: Final = 100_000
 _NSYS: Final = re.compile(r'(?m)^ {0,8}"?Time ?\(%\)"?(?:,"?| {1,40})Total Time \(ns\)"?[ ,]')
 _TORCH: Final = re.compile(r"-{10,400}  -{4,40}  [-\s]{10,4000}\n\s{1,400}Name\s{1,40}Self C[PU]")
-_BEFORE: Final = re.compile(r"(?:\s{0,80}\n|STAGE:[^\n]{0,300}\n){0,20}")  # Kineto's own words
+_BEFORE: Final = re.compile(r"(?:[ \t]{0,80}\n|STAGE:[^\n]{0,300}\n){0,20}")  # Kineto's own words
 _CALLS: Final = re.compile(r"(?:void )?(?:nccl|rccl)(?:Dev)?Kernel", re.IGNORECASE)
 _SENDS: Final = re.compile(r"(?i)ncclDevKernel_?SendRecv|ncclKernel_?SendRecv")
 _GAP: Final = re.compile(r"\s{2,400}")

@@ -93,8 +93,7 @@ def owner_in(text: str) -> str:
 
 
 def cloud_verdicts(series: Iterable[CloudSeries]) -> Iterator[Verdict]:
-    """A verdict for each series that is judged; of a machine's several checks the first that fails is reported."""
-    failed = set[tuple[str, str]]()
+    """A verdict for each series that is judged."""
     for one in series:
         limit = _limit(one.metric)
         if limit is None:
@@ -111,8 +110,7 @@ def cloud_verdicts(series: Iterable[CloudSeries]) -> Iterator[Verdict]:
         since_s = _since(times_s, values, limit)
         if since_s is None:
             yield Verdict(owner, "", None, node, float(times_s[0]))
-        elif (owner, limit.part) not in failed:
-            failed.add((owner, limit.part))
+        else:
             yield Verdict(owner, limit.part, f"{limit.says} ({one.metric})", node, since_s)
 
 

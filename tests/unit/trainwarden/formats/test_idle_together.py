@@ -22,10 +22,11 @@ def stalls(time_s: int, gpu: int) -> float:
     return 0.0 if time_s > 300 and time_s % 180 < 40 else 0.97
 
 
-def table(use: Use, gpus: int = 4, nodes: int = 2, late_s: int = 0, every_s: int = EVERY_S) -> list[str]:
+def table(use: Use, gpus: int = 4, nodes: int = 2, late_s: int = 0, every_s: int = EVERY_S,
+          span_s: int = SPAN_S) -> list[str]:  # fmt: skip
     rows = [{"time_s": T0 + time_s + late_s * node, "node": f"n{node}", "device": f"gpu{gpu}",
              "gpu_utilization_ratio": use(time_s, gpu + gpus * node)}
-            for time_s in range(0, SPAN_S, every_s) for node in range(nodes) for gpu in range(gpus)]  # fmt: skip
+            for time_s in range(0, span_s, every_s) for node in range(nodes) for gpu in range(gpus)]  # fmt: skip
     return [line for log in idle_together(metric_table(pd.DataFrame(rows))) for line in log.lines]
 
 
@@ -47,20 +48,25 @@ def test_a_gpu_that_is_never_used_is_left_out():
     "use",
     [
         lambda time_s, gpu: 0.97,
-        lambda time_s, gpu: 0.0 if time_s % 900 < 25 else 0.97,  # checkpoints: 3 % of the time
-        lambda time_s, gpu: 0.0 if time_s % 60 < 5 else 0.97,  # moments between steps
+        lambda time_s, gpu: 0.0 if time_s % 300 < 25 else 0.97,  # checkpoints: 8 % of the time
+        lambda time_s, gpu: 0.0 if time_s % 30 < 5 else 0.97,  # moments between steps
         lambda time_s, gpu: 0.3 if time_s % 180 < 40 else 0.97,  # an evaluation
         lambda time_s, gpu: stalls(time_s, gpu) if gpu == 3 else 0.97,  # one GPU has a cause of its own
         lambda time_s, gpu: stalls(time_s, gpu) if gpu < 4 else 0.97,  # half of them: another job
+        lambda time_s, gpu: stalls(time_s, gpu) if gpu < 6 else 0.97,
         lambda time_s, gpu: 0.97 if time_s < 1800 else 0.0,  # ended
         lambda time_s, gpu: 0.0 if time_s < 1800 else 0.97,  # not begun
-        lambda time_s, gpu: 0.0 if time_s % 1200 < 700 else 0.97,  # runs one after the other
-        lambda time_s, gpu: stalls(time_s, gpu) if time_s < 1000 else 0.97,  # four times
+        lambda time_s, gpu: 0.0 if time_s % 900 < 300 else 0.97,  # three times, however long
         lambda time_s, gpu: 0.0,
     ],
 )
 def test_rests_that_a_run_has_anyway_are_not_told(use: Use):
     assert table(use) == []
+
+
+def test_runs_one_after_the_other_are_no_stalls_of_one():
+    assert table(lambda time_s, gpu: 0.0 if time_s % 1200 < 660 else 0.97, every_s=30, span_s=12_000) == []
+    assert table(lambda time_s, gpu: 0.0 if time_s % 1200 < 540 else 0.97, every_s=30, span_s=12_000)
 
 
 def test_a_single_gpu_has_no_others_to_idle_with():

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trainwarden.formats.answers import Suspects, answer_to
+from trainwarden.formats.dumps.kernel_sums import KernelTable
+from trainwarden.formats.source import Source
 
 MM, FLASH, SUM = "sm90_xmma_gemm_bf16_tn", "void flash_fwd_kernel<Traits<(int)128, (int)64>>(Params)", "AllReduce_Sum"
 OWN, WAIT = {MM: (4.0, 640), FLASH: (0.9, 128)}, 1.9
@@ -70,6 +72,14 @@ FOUND: tuple[str, list[tuple[str, Suspects]]] = ("incident", [("slow_compute", [
 def test_the_rank_that_computes_longest_and_waits_least_is_named(tmp_path: Path, ending: str, form: Form):
     assert asked(tmp_path / "slow", SLOW, form, "rank{}_" + ending) == FOUND
     assert asked(tmp_path / "even", EVEN, form, "rank{}_" + ending) == ("healthy", [])
+
+
+def test_operators_that_contain_kernels_are_not_counted_once_more(tmp_path: Path):
+    for place, form in enumerate(FORMS.values()):
+        path = tmp_path / f"{place}.txt"
+        path.write_text(form(rank()), encoding="utf-8")
+        (sums,) = KernelTable().read(Source(path, path.name), {}).kernels
+        assert (sum(sums.own_s.values()), sums.wait_s) == pytest.approx((4.9, 1.9))
 
 
 def test_files_that_differ_by_a_number_alone_are_of_these_ranks(tmp_path: Path):
