@@ -31,7 +31,7 @@ _ADDRESS: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}$")
 _DEVICE: Final = re.compile(
     r"(?i)(?:(?:cuda|card|slot|nic|hca|port|lid|mlx[0-9]?|bnxt|eth|ib|ib[ps]|en[opsx]|rdma|roce[a-z]{0,2}|nvme|sd[a-z]?|dm|md|hfi"
     r"|rank|part|day|run|step|sample|try|test|snap|snapshot|log|out|iter|round|epoch|hour|min|sec|pass|scrape|rail|link|cpu|numa|psu|fan|job|t|v)"
-    r"[-_]?[0-9][a-z0-9_]{0,12}|gpu[-_]?[0-9])$"
+    r"[-_]?[0-9][a-z0-9_]{0,12}|[gnh]pu[-_]?[0-9])$"
 )
 _CALLED: Final = re.compile(
     r"(?<![A-Za-z0-9])(ip(?:-[0-9]{1,3}){4}|[A-Za-z]{1,16}(?:-[A-Za-z]{1,12}){0,2}-?[0-9]{1,5}|[0-9]{1,3}(?:[.-][0-9]{1,3}){3})(?![A-Za-z0-9])"

@@ -11,7 +11,7 @@ import pandas as pd
 from trainwarden.errors import DataError
 from trainwarden.formats import names
 from trainwarden.formats.building import contradicted, metric_table, too_many
-from trainwarden.formats.named_ranks import by_rank
+from trainwarden.formats.joining.named_ranks import by_rank
 from trainwarden.formats.protocol import Found, Misfit
 from trainwarden.formats.roles import Roles, heading_of, of_gpus, roles_of
 from trainwarden.formats.series import by_series, numbered, panel_metric, written_unit

@@ -19,9 +19,6 @@ MOST_SPREAD: Final = 0.05  # of the others around it: stages of a pipeline and g
 _BEGINS: Final = "health check: "
 
 
-_BEGINS: Final = "health check: "
-
-
 class Verdict(NamedTuple):
     """What a report says of one device: the words of what failed, None where it passed."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.trainwarden.formats.answers import Suspects, answer_to
-from trainwarden.formats.named_ranks import rank_in
+from trainwarden.formats.joining.named_ranks import rank_in
 
 T0, STEPS, RANKS = 1_790_000_000, 240, 8
 
