@@ -62,6 +62,7 @@ def test_the_part_of_a_node_that_cannot_be_read_hides_no_other(tmp_path: Path):
         "step: 1\nstep: 2\nloss: 3\nloss: 4\n",
         "gpu0: 1\ngpu1: 2\ngpu2: 3\n",
         "-----\nresults\n-----\nx\n",
+        "a1: x\nplain\nplain\nplain\n",
         "",
     ],
 )

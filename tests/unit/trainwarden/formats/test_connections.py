@@ -130,6 +130,18 @@ def test_a_single_slow_pair_is_a_link_of_both(tmp_path: Path):
     assert failed == {"gpu02", "gpu05"}
 
 
+def test_pairs_without_a_node_in_common_tell_no_node(tmp_path: Path):
+    from trainwarden.formats.reading import read_job
+
+    judged_text(tmp_path, runs({(5, 6): 60.0}, [(1, 2), (3, 4), (5, 6), (7, 8)]))
+    (log,) = read_job(tmp_path / "out.txt").logs
+    assert {node for node, line in zip(log.nodes, log.lines, strict=True) if "failed" in line} == {"gpu05", "gpu06"}
+
+
+def test_racks_between_which_all_is_slower_accuse_none(tmp_path: Path):
+    assert judged_text(tmp_path, runs({pair: 60.0 for pair in PAIRS if pair[0] < 4 <= pair[1]}))[0] == "not judged"
+
+
 def test_three_nodes_are_enough_where_one_pair_is_well(tmp_path: Path):
     pairs = [(1, 2), (1, 3), (2, 3)]
     assert judged_text(tmp_path, runs({(1, 3): 60.0, (2, 3): 60.0}, pairs))[1] == [("slow_link", "gpu03", None)]

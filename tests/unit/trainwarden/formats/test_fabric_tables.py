@@ -64,6 +64,15 @@ def test_a_card_that_says_itself_that_it_is_down_is_named(tmp_path: Path):
     assert judged_text(tmp_path, text) == ("incident", [("nic_down", "gpu02", "mlx5_3")])
 
 
+def test_of_two_cards_one_may_not_be_fitted_and_one_that_is_down_is_named(tmp_path: Path):
+    few = iblinkinfo(missing=lambda node, card: card > 1 or (node, card) == (3, 1), switches=False)
+    assert judged_text(tmp_path, few)[1] == []
+    text = iblinkinfo(missing=lambda node, card: card > 1, switches=False)
+    line = text.split("\n")[3 + 4]
+    text = text.replace(line, line[: line.index("==(")] + DOWN)
+    assert judged_text(tmp_path, text)[1] == [("nic_down", "gpu02", "mlx5_1")]
+
+
 def test_nodes_that_are_fitted_out_otherwise_lack_nothing(tmp_path: Path):
     login = iblinkinfo(missing=lambda node, card: node == 3 and card > 0)
     assert judged_text(tmp_path, login)[1] == []

@@ -176,6 +176,7 @@ def test_losses_are_compared_where_nothing_tells_how_many_packets_there_are(tmp_
 def test_a_share_of_the_link_that_tells_no_speed_accuses_none(tmp_path: Path):
     assert judged_text(tmp_path, "".join(hosts(moved=90_000.0, used=0.74).values()))[1] == []
     assert judged_text(tmp_path, "".join(hosts(used=31.0).values()))[1] == []
+    assert judged_text(tmp_path, "".join(hosts(moved=610.0, used=0.01).values()))[1] == []  # rounded to half the speed
 
 
 def sadf(node: str, lost: float = 0.0, wait_ms: float = 0.3) -> str:
