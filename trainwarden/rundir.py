@@ -9,7 +9,7 @@
     ├── logs/           rank-N.log: output of rank N; any other *.log: output of the whole job
     ├── events.jsonl    facts that launchers know first hand, one EventRecord as JSON a line, appended whole
     ├── plan.json       the micro-batch plan in force, written whole by the launcher
-    ├── pause.json      a request to stand still between two iterations (`trainwarden.hook.TrainingShare`)
+    ├── pause.json      a request to stand still between two iterations (`trainwarden.hook.standing`)
     ├── validation.json  what the launcher's last validation found, and validation.log
     └── torchrun.json   there while the plug-in of torchrun reports the ends of ranks itself
 

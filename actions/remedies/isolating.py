@@ -102,7 +102,7 @@ def validate(view: PlanningContext, rung: Validate) -> Intent | None:
         return view.cooled(intent) if view.asks_for_restart() or not state.ranks_running else None
     if state.phase == "running" and state.pausable:
         return None if view.asks_for_restart() else view.cooled(intent)
-    why = "the job trains, and its loop takes no part in pauses: once it is down"
+    why = "the job trains, and its ranks cannot be held between two steps: once it is down"
     return msgspec.structs.replace(intent, refused=why, held=PAUSE) if state.phase == "running" else None
 
 

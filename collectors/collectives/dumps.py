@@ -193,7 +193,7 @@ class CollectiveDumpsCollector:
             return
         self._asked.append(now_s)
         for path in [one.process.path for one in alive]:
-            if _request(path, self._watched[path].owner):
+            if hook.ask_hook(path, self._watched[path].owner):
                 self._awaited.add(path)
 
     def _answers(self, now_s: float) -> Iterator[Record]:
@@ -237,23 +237,6 @@ class CollectiveDumpsCollector:
             id=f"flight_dump/{self._scope.node}/{rank}/{identity}", job=self._scope.job, node=self._scope.node,
             time_s=min(now_s, found[0] / 1e9), kind="flight_recorder", rank=rank, message=message[:500], fields=fields,
         )  # fmt: skip
-
-
-def _request(path: str, owner: int) -> bool:
-    """Ask the hook whose file is `path`; False if nobody listens. Never waits."""
-    try:
-        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(f"{path.removesuffix('hook')}ask", flags)
-    except OSError:  # no pipe, or no reader: a process alone, an older hook, one that is gone
-        return False
-    try:
-        found = os.fstat(descriptor)
-        own = stat.S_ISFIFO(found.st_mode) and found.st_uid == owner  # into no other file is anything written
-        return own and os.write(descriptor, b"?") == 1
-    except OSError:  # full: it has been asked thousands of times and does not answer
-        return False
-    finally:
-        os.close(descriptor)
 
 
 def _signature(path: str, owner: int) -> list[int] | None:

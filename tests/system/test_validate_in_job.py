@@ -22,7 +22,7 @@ from trainwarden.topics import ACTIONS, INCIDENTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-LOOP = """
+SHARES = """
     import time
     import torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -41,6 +41,34 @@ LOOP = """
         time.sleep(0.05)
         print(f"step {step}", flush=True)
 """
+# Knows of nothing. Its only weight is a sum of inputs that floats hold exactly: one step twice or left out would show.
+UNCHANGED = """
+    import time
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    with torch.no_grad():
+        model.module.weight.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), 1 / 1024)
+    for step in range(100_000):
+        for micro in range(2):
+            model.require_backward_grad_sync = micro == 1
+            model(torch.full((1, 1), float((7 * step + 3 * dist.get_rank() + micro) % 16))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.05)
+        print(f"step {step} weight {model.module.weight.item()}", flush=True)
+"""
+
+
+def weight_after(step: int) -> float:
+    """Of the same steps without any pause."""
+    inputs = ((7 * one + 3 * rank + micro) % 16 for one in range(step + 1) for rank in range(4) for micro in range(2))
+    return -sum(inputs) / 4 / 1024
+
+
 # Rank 3's products take twice as long, in the validation alone.
 FAULT = """
     import sys
@@ -85,10 +113,11 @@ def wait_for(what: Callable[[], bool], job: subprocess.Popen[bytes], within_s: f
         time.sleep(0.05)
 
 
-def test_a_suspect_is_confirmed_while_training_stands_still_and_training_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", [SHARES, UNCHANGED], ids=["takes part", "is held"])
+def test_a_suspect_is_confirmed_while_training_stands_still_and_training_goes_on(tmp_path: Path, loop: str) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(textwrap.dedent(FAULT))
-    (tmp_path / "train.py").write_text(textwrap.dedent(LOOP))
+    (tmp_path / "train.py").write_text(textwrap.dedent(loop))
     run_dir = tmp_path / "run"
     environ = {
         **os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "TRAINWARDEN_RUN_DIR": str(run_dir),
@@ -123,6 +152,10 @@ def test_a_suspect_is_confirmed_while_training_stands_still_and_training_goes_on
         assert [one.kind for one in actions() if one.outcome == "started"] == ["validate"]
         assert not (run_dir / rundir.PAUSE).exists()
         bus.close()
+        for rank in range(4) if loop == UNCHANGED else ():
+            said = re.findall(r"^step (\d+) weight (\S+)$", (run_dir / "logs" / f"rank-{rank}.log").read_text(), re.M)
+            assert [int(step) for step, _ in said] == list(range(len(said)))
+            assert [float(weight) for _, weight in said] == [weight_after(int(step)) for step, _ in said]
     finally:
         job.terminate()
         job.wait(60)

@@ -11,7 +11,9 @@ raises into training, blocks or makes a system call on a step's path: a step is 
 ``rank-<rank>-<pid>.hook``, which outlives SIGKILL and tells the agent what the process is doing now.
 
 A rank of several also has one thread. It sleeps in the kernel, in a read of the pipe ``.ask``, until the agent
-finds the job standing still and writes a byte; then it leaves the recorder of collective calls in ``.calls``.
+finds the job standing still and writes a byte; then it leaves the recorder of collective calls in ``.calls``. Or until
+a launcher wants all ranks to stand still after the same step: then it reads ``pause.json``, and the hook holds the
+training thread there, five minutes at most (``standing``).
 
 What ends a step is inferred, the strongest sign first (``ends``): `iteration()` marks, a ``torch.optim`` step, a
 hand-written update, a lone backward pass, the period of the collective calls. Backward passes are seen at the
@@ -30,7 +32,8 @@ pass seen yet, identical layers can pass for steps.
 Where to read on: ``process`` puts the parts together; ``layout`` says what lies in the shared file, ``memory`` writes
 its header, ``read`` is the agent's side; ``watches`` tell ``waits``, ``pauses`` and ``backward`` what torch does;
 ``ends`` infers from it where a step ends and ``steps`` writes it down, ``device`` what a device says of it;
-``last_words`` is for exceptions and exits; ``plan`` and ``share`` for loops that take part in rebalancing. Imports
+``last_words`` is for exceptions and exits; ``plan`` and ``share`` for loops that take part in rebalancing;
+``standing`` for pauses. Imports
 between them are relative, as the folder may be loaded under another name. Their frames carry a name that starts with
 ``<frozen importlib``: torch.compile leaves those alone.
 
@@ -43,6 +46,7 @@ from typing import Any
 
 from .last_words import exception_fact, send_datagram
 from .layout import (
+    ASK_PAUSE,
     FILE_BYTES,
     LATE_STEPS,
     MAGIC,
@@ -59,16 +63,16 @@ from .memory import let_through
 from .period import CallPeriod
 from .plan import MicroBatchPlan, micro_batches
 from .process import Hook, current
-from .read import Header, Pause, Step, headers_in, read_header, read_pauses, read_steps
+from .read import Header, Pause, Step, ask_hook, files_in, headers_in, read_header, read_pauses, read_steps
 from .share import MicroBatch, TrainingShare, phase
 from .watches import hide
 from .watches.groups import ranks_text
 
 __all__ = [
-    "FILE_BYTES", "LATE_STEPS", "MAGIC", "PAUSE_RING", "PHASES", "POOL_STEPS", "RING", "ROLES", "SOURCES", "VERSION",
-    "CallPeriod", "Header", "Hook", "MicroBatch", "MicroBatchPlan", "Pause", "Phase", "Step", "TrainingShare",
-    "autoload", "exception_fact", "headers_in", "hide", "iteration", "micro_batches", "phase", "ranks_text",
-    "read_header", "read_pauses", "read_steps", "send_datagram", "set_step",
+    "ASK_PAUSE", "FILE_BYTES", "LATE_STEPS", "MAGIC", "PAUSE_RING", "PHASES", "POOL_STEPS", "RING", "ROLES", "SOURCES",
+    "VERSION", "CallPeriod", "Header", "Hook", "MicroBatch", "MicroBatchPlan", "Pause", "Phase", "Step",
+    "TrainingShare", "ask_hook", "autoload", "exception_fact", "files_in", "headers_in", "hide", "iteration",
+    "micro_batches", "phase", "ranks_text", "read_header", "read_pauses", "read_steps", "send_datagram", "set_step",
 ]  # fmt: skip
 
 

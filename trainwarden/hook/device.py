@@ -60,6 +60,10 @@ class Captures:
     def __len__(self) -> int:
         return len(self._open)
 
+    def under_way(self) -> bool:
+        """Whether there is any."""
+        return len(self._open) > 0
+
     def begins(self, graph: Any) -> bool:
         """Whether this is news."""
         key, opened = id(graph), self._open

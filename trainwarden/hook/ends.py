@@ -15,6 +15,7 @@ from typing import Any
 from .layout import BY_HAND, CALLS_PERIOD, LONE, MARKS, NO_SOURCE, OPTIMIZER
 from .pauses import Pauses
 from .period import CallPeriod, numel
+from .standing import Standing
 from .steps import Steps
 from .thread import Mark, Tally, TrainingThread, clock, thread_id
 
@@ -98,15 +99,16 @@ class Ends:
     """Closes a step where the strongest source that has been seen says so."""
 
     __slots__ = (
-        "blind", "by_hand", "compiled", "heard", "leader", "optimizers", "pauses", "pending", "period", "steps",
-        "tally", "thread", "unseen",
+        "blind", "by_hand", "compiled", "heard", "leader", "optimizers", "pauses", "pending", "period", "standing",
+        "steps", "tally", "thread", "unseen",
     )  # fmt: skip
 
-    def __init__(self, thread: TrainingThread, tally: Tally, steps: Steps, pauses: Pauses) -> None:
+    def __init__(self, thread: TrainingThread, tally: Tally, steps: Steps, pauses: Pauses, standing: Standing) -> None:
         self.thread = thread
         self.tally = tally
         self.steps = steps
         self.pauses = pauses
+        self.standing = standing
         self.by_hand = ByHand(steps, tally)
         self.period = CallPeriod()
         self.optimizers = 0  # made in this process
@@ -132,6 +134,8 @@ class Ends:
         steps.close(self.tally.mark(now), number)
         if steps.events is not None:
             self._time_on_device()
+        if self.standing.asked is not None:
+            self.standing.step_over()
 
     def optimizer_stepped(self, optimizer: Any = None, *_ignored: Any) -> None:
         """Post-hook of every torch.optim step; further optimizers of the same step do not end another one."""
@@ -155,6 +159,9 @@ class Ends:
                 steps.close((now, tally.wait_ns, tally.pause_ns, tally.backwards))
                 if steps.events is not None:
                     self._time_on_device()
+                # Without an optimizer this is the end of something else, perhaps by an exception.
+                if self.standing.asked is not None and optimizer is not None:
+                    self.standing.step_over()
             elif optimizer is not None:
                 self._stepped_again(optimizer)
         except Exception:
@@ -184,6 +191,8 @@ class Ends:
         self.unseen.clear()
         if self.steps.events is not None:
             self._time_on_device()
+        if self.standing.asked is not None:
+            self.standing.step_over()
 
     def _time_on_device(self) -> None:
         """A step ends now, and not only in hindsight."""

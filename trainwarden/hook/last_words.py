@@ -18,15 +18,17 @@ import threading
 import time
 import types
 from _thread import start_new_thread
+from collections.abc import Callable
 from typing import Any
 
 from .ends import ByHand
-from .layout import AT_CODE, AT_PHASE, AT_PID, AT_RANK, AT_START_NS, AT_STEP, AT_WORLD, EXIT, NO_CODE
+from .layout import ASK_PAUSE, AT_CODE, AT_PHASE, AT_PID, AT_RANK, AT_START_NS, AT_STEP, AT_WORLD, EXIT, NO_CODE
 from .memory import Memory, checked, let_through, off_streams
 from .pauses import lack_of_space
 from .thread import TrainingThread, clock
 
 _MAX_CAUSES = 8
+_BETWEEN_S = 0.05  # between two looks at a request to stand still that is not over
 _MAX_TYPES = 16
 _MAX_CAUSE_CHARS = 1000
 _MAX_CALLS_BYTES = 64_000_000  # 2,000 calls, torch's default, have about 1 MB
@@ -166,12 +168,21 @@ class LastWords:
 
 
 class Requests:
-    """The agent's requests for the recorded collective calls, heard while the training thread is stuck in one."""
+    """The agent's requests for the recorded collective calls, heard while the training thread is stuck in one.
 
-    __slots__ = ("identity", "memory", "pipe")
+    And the launcher's, by `ASK_PAUSE`, to look whether all are to stand still.
 
-    def __init__(self, memory: Memory) -> None:
+    Parameters
+    ----------
+    look : callable
+        Looks; whether to look again soon.
+    """
+
+    __slots__ = ("identity", "look", "memory", "pipe")
+
+    def __init__(self, memory: Memory, look: Callable[[], bool]) -> None:
         self.memory = memory
+        self.look = look
         self.pipe = -1  # on which the agent asks
         self.identity: os.stat_result | None = None  # of the pipe
 
@@ -199,20 +210,37 @@ class Requests:
 
     def _answer(self) -> None:
         """Body of the thread."""
+        again = False
         while True:
             try:
                 # A program that closes whatever is open, as daemons do, may have something of its own there by now.
                 if self.identity is None or not os.path.samestat(self.identity, os.fstat(self.pipe)):
                     return
-                asked = os.read(self.pipe, 4096)  # many requests that wait are one
+                asked = self._next(again)
             except OSError:
                 return
             try:
                 if not asked or self.memory.off:
                     return
-                self.leave_calls()
+                if ASK_PAUSE in asked:
+                    again = False
+                    again = self.look()
+                if asked.strip(ASK_PAUSE):
+                    self.leave_calls()
             except Exception:
                 self.memory.failed()
+
+    def _next(self, again: bool) -> bytes:
+        """What was asked, however long that takes; many requests that wait are one. With `again` it is to look soon."""
+        if not again:
+            os.set_blocking(self.pipe, True)
+            return os.read(self.pipe, 4096)
+        os.set_blocking(self.pipe, False)
+        time.sleep(_BETWEEN_S)
+        try:
+            return ASK_PAUSE + os.read(self.pipe, 4096)
+        except BlockingIOError:
+            return ASK_PAUSE
 
     def leave_calls(self) -> None:
         """Write torch's record of the newest collective calls (JSON) to ``.calls``, whole or not at all.

@@ -71,7 +71,7 @@ class Words(NamedTuple):
     accelerator: int  # place in ACCELERATORS; 0: none has been seen at work
     timing: int  # place in TIMINGS
     timed: int  # newest step of which it is settled what the device says
-    standing: int  # 1 if the loop takes part in pauses, 1 more than the request's number while it stands still; else 0
+    standing: int  # 1 if this rank can stand still, 1 more than the request's number while it does; else 0
 
 
 # Where the writer finds them.
@@ -82,6 +82,9 @@ class Words(NamedTuple):
     AT_TIMED, AT_STANDING,
 ) = range(len(Words._fields))  # fmt: skip
 NO_CODE = -(2**62)  # the process has not ended yet
+
+# What is asked by one byte in the pipe ``.ask``: the record of collective calls, or to look at ``pause.json``.
+ASK_CALLS, ASK_PAUSE = b"?", b"p"
 
 HEADER = struct.Struct("@64q")
 HEADER_BYTES = HEADER.size

@@ -1,4 +1,4 @@
-"""What the launcher asks of the ranks by files: a plan of micro-batches when one of them is slow, and to stand still.
+"""What the launcher asks of the ranks by a file: another plan of micro-batches, when one of them is slow.
 
 All ranks follow at once, as their loops agree on it.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .layout import AT_MICRO, AT_PLAN, AT_PLAN_STEP
@@ -17,9 +16,6 @@ from .process import current
 from .watches import hide
 
 _MAX_BYTES = 8_000_000
-_LONGEST_PAUSE_S = 1500.0  # gloo, and detection, take half an hour of standing still for a hang
-_NAP_S = 0.05
-_MOST_PAUSE_BYTES = 65_536
 
 
 @hide
@@ -126,57 +122,6 @@ class MicroBatchPlan:
             and all(type(share) is int and share >= 1 for share in shares)
             and sum(shares[rank] for rank in self.group) == self.total
         )
-
-
-class PauseFile:
-    """Requests to stand still, in ``pause.json`` of the run folder: ``{"number": 1, "until_s": 1.8e9}``.
-
-    Numbers rise; `until_s` is the wall time at which the job goes on in any case, 25 minutes after it stopped at the
-    latest. Before that it goes on once the file is gone or asks for something else.
-
-    Parameters
-    ----------
-    path : str
-        Empty: nobody asks.
-    wall_s, monotonic_s, sleep : callable
-    """
-
-    def __init__(
-        self,
-        path: str,
-        wall_s: Callable[[], float] = time.time,
-        monotonic_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.path = path
-        self.wall_s, self.monotonic_s, self.sleep = wall_s, monotonic_s, sleep
-        self.over = 0  # the newest that has been obeyed
-
-    def newest(self) -> int:
-        """Number of the request that stands; 0 if there is none, or it is over."""
-        number, until_s = self._read()
-        return number if until_s > self.wall_s() else 0
-
-    def obey(self, number: int) -> None:
-        """Stand still for request `number`; one that has been obeyed is over."""
-        if number <= self.over:
-            return
-        self.over = number
-        found, until_s = self._read()
-        end_s = self.monotonic_s() + min(until_s - self.wall_s(), _LONGEST_PAUSE_S)
-        while found == number and self.monotonic_s() < end_s:
-            self.sleep(_NAP_S)
-            found, _ = self._read()
-
-    def _read(self) -> tuple[int, float]:
-        try:
-            found = json.loads(read_beside(self.path, _MOST_PAUSE_BYTES))
-            number, until_s = found["number"], found["until_s"]
-            if type(number) is int and 0 < number < 2**62 and type(until_s) in (int, float):
-                return number, float(until_s)
-        except Exception:
-            let_through()  # there is mostly none
-        return 0, 0.0
 
 
 def _text(shares: Iterable[int]) -> str:

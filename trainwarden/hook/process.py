@@ -21,6 +21,7 @@ from .last_words import LastWords, Requests, user_frame
 from .memory import Memory, checked, let_through, read_beside, who_am_i
 from .pauses import Evaluation, Pauses
 from .period import CallPeriod, numel, smallest_period
+from .standing import PauseFile, Standing
 from .steps import Steps
 from .thread import Tally, TrainingThread, no_graph_task, thread_id
 from .waits import Calls, Waits
@@ -44,7 +45,7 @@ class Hook:
     # Slots everywhere: without them, access takes twice as long in some processes.
     __slots__ = (
         "backward", "calls", "coming", "device", "ends", "evaluation", "last_words", "memory", "missing", "pauses",
-        "requests", "steps", "tally", "thread", "waits",
+        "requests", "standing", "steps", "tally", "thread", "waits",
     )  # fmt: skip
 
     def __init__(self, folder: str) -> None:
@@ -55,12 +56,15 @@ class Hook:
         self.evaluation = Evaluation(self.pauses)
         self.steps = Steps(memory, thread, tally, self.install)
         self.device = Device(memory, self.steps)
-        self.ends = Ends(thread, tally, self.steps, self.pauses)
+        self.standing = Standing(
+            memory, self.steps, self.pauses, self.device.captures.under_way, lambda: self.requests.pipe >= 0
+        )
+        self.ends = Ends(thread, tally, self.steps, self.pauses, self.standing)
         self.waits = Waits(thread, tally, self.ends)
         self.calls = Calls(thread, tally, self.ends, self._settle_rank)
         self.backward = Backward(thread, tally, self.ends, self.evaluation)
         self.last_words = LastWords(thread, self.ends.by_hand)
-        self.requests = Requests(memory)
+        self.requests = Requests(memory, self.standing.look)
         self.missing = self._watches()
         self.coming = threading.Lock()  # to life
 
@@ -201,6 +205,7 @@ def current() -> Any:
 
 hide_all(
     Memory, TrainingThread, Tally, Pauses, Evaluation, Steps, ByHand, CallPeriod, Ends, Waits, Calls, Backward,
-    NoHandle, LastWords, Requests, Device, Events, StepEvents, Hook, checked, read_beside, let_through, who_am_i,
-    smallest_period, numel, user_frame, current, no_graph_task, accelerator_at_work, keep_for_ever,
+    NoHandle, LastWords, Requests, Device, Events, StepEvents, PauseFile, Standing, Hook, checked, read_beside,
+    let_through, who_am_i, smallest_period, numel, user_frame, current, no_graph_task, accelerator_at_work,
+    keep_for_ever,
 )  # fmt: skip

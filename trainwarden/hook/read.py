@@ -7,11 +7,13 @@ short or no hook file at all is left out.
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from .layout import (
     ACCELERATORS,
+    ASK_CALLS,
     DEVICE_BEGINS,
     DEVICE_RING,
     DEVICE_WORDS,
@@ -70,7 +72,7 @@ class Header(NamedTuple):
     accelerator: str = ""  # what it computes on, where that works behind the host's back; empty: nothing of the kind
     timing: str = ""  # "on" if its steps are timed there by events, else why not; see TIMINGS
     timed: int = 0  # newest step, by its serial number, of which it is settled what the device says
-    stands: int | None = None  # number of the pause for which it stands still, 0: none; None: it takes part in none
+    stands: int | None = None  # number of the pause for which it stands still, 0: none; None: it cannot
 
 
 class Step(NamedTuple):
@@ -127,11 +129,33 @@ def headers_in(folder: Path, name: str = "rank-*.hook") -> list[Header]:
 
     A pid comes back with each start of a container, and a rank with each round: of several the last is the one meant.
     """
+    return [header for _, header in files_in(folder, name)]
+
+
+def files_in(folder: Path, name: str = "rank-*.hook") -> list[tuple[Path, Header]]:
+    """The hook files that are called `name` in `folder`, with their headers, as `headers_in`."""
     try:
-        found = [header for header in map(read_header, folder.glob(name)) if header is not None]
+        found = [(path, header) for path in folder.glob(name) if (header := read_header(path)) is not None]
     except OSError:  # no descriptor is left, say: whoever needs them looks again
         return []
-    return sorted(found, key=lambda header: header.start_monotonic_s)
+    return sorted(found, key=lambda one: one[1].start_monotonic_s)
+
+
+def ask_hook(path: str | os.PathLike[str], owner: int, what: bytes = ASK_CALLS) -> bool:
+    """Ask the hook whose file is `path`; False if it does not listen. Never waits."""
+    try:
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(f"{os.fspath(path).removesuffix('hook')}ask", flags)
+    except OSError:  # no pipe, or no reader: a process alone, an older hook, one that is gone
+        return False
+    try:
+        found = os.fstat(descriptor)
+        own = stat.S_ISFIFO(found.st_mode) and found.st_uid == owner  # into no other file is anything written
+        return own and os.write(descriptor, what) == 1
+    except OSError:  # full: it has been asked thousands of times and does not answer
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _header_of(words: Words) -> Header:

@@ -17,8 +17,9 @@ from typing import Any
 
 from .layout import AT_STANDING, CHECKPOINT, COMPILE, EXIT, PHASES, START
 from .memory import let_through
-from .plan import MicroBatchPlan, PauseFile, micro_batches
+from .plan import MicroBatchPlan, micro_batches
 from .process import current
+from .standing import PauseFile
 from .watches import hide, loaded
 
 _PATIENCE_H = 24  # whoever comes late is for the job's own groups to judge: this one must not end it before them
@@ -142,6 +143,7 @@ class TrainingShare:
 
             patience = datetime.timedelta(hours=_PATIENCE_H)
             self.control = self.distributed.new_group(backend="gloo", timeout=patience, group_desc="trainwarden")
+        _stands_by_itself()
         _tell_refusal(self.refusal)
 
     @property
@@ -229,6 +231,16 @@ def _tell_refusal(refusal: str | None) -> None:
         hook = current()
         if hook is not None and refusal:
             hook.memory.uneven = refusal
+    except Exception:
+        let_through()
+
+
+def _stands_by_itself() -> None:
+    """So that the hook does not hold a loop that agrees with the other ranks when to stand still."""
+    try:
+        hook = current()
+        if hook is not None:
+            hook.standing.leave_to_loop()
     except Exception:
         let_through()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from trainwarden import rundir
@@ -15,11 +16,14 @@ from trainwarden.actions.launchers.restart_check.measuring import JobPlace, Meas
 from trainwarden.actions.launchers.restart_check.messages import Outcome
 from trainwarden.clock import Clock
 from trainwarden.launching import CHECKS, Check, Operation
-from trainwarden.state import save_json
+from trainwarden.torchrun.standing import Progress, step_ahead
 
 log = logging.getLogger("trainwarden.rendezvous")
 
 STAND_S: Final = 60.0  # the ranks agree on a pause a step ahead: two steps of half a minute
+MOST_STAND_S: Final = 600.0  # where steps take longer than that
+TOGETHER_S: Final = 10.0  # from the first rank that stands still to the last; more steps than one on a slow job
+STEPS_TOGETHER: Final = 3
 SPARE_S: Final = 30.0  # a pause that is never taken back ends by itself, so much later
 
 
@@ -33,6 +37,8 @@ class Ranks(Protocol):
     @property
     def running(self) -> Collection[int]: ...
     def stands(self) -> Mapping[int, int | None]: ...
+    def progress(self) -> Progress | None: ...
+    def ask(self, path: Path, number: int, until_s: float, step: int | None) -> None: ...
 
 
 class Validating:
@@ -59,7 +65,9 @@ class Validating:
         self._place, self._runner, self._clock, self._measure = place, runner, clock, measure
         self._pause = place.run_dir / rundir.PAUSE
         self._number = 0
-        self._until_s = 0.0
+        self._step: int | None = None  # the last that is finished before the ranks stand still, if one was agreed on
+        self._pace_s = self._stand_s = self._until_s = 0.0
+        self._together = False  # some ranks stand still after that step
         self._child: Measurement | None = None
         self._error: str | None = None
         self.stage: Literal["", "starts", "waits for the ranks", "measures"] = ""
@@ -111,11 +119,25 @@ class Validating:
         if now_s >= self._until_s:
             return Outcome(None, self._too_late(missing))
         if self.stage == "starts" and child.ready:
-            self.stage, self._until_s = "waits for the ranks", now_s + STAND_S
+            self.stage = "waits for the ranks"
             self._gather()
+            self._until_s = now_s + self._stand_s
         elif self.stage == "waits for the ranks" and not missing:
             self.stage, self._until_s = "measures", now_s + LIMIT_S
             child.begin()
+        elif self.stage == "waits for the ranks" and self._step is not None:
+            return self._watch_step(self._step, len(missing), now_s)
+        return None
+
+    def _watch_step(self, step: int, missing: int, now_s: float) -> Outcome | None:
+        """Give up as soon as ranks cannot all stand still after `step`: those that do keep the others waiting."""
+        now = self._runner.progress()
+        if now is not None and now.most > step + now.stride:
+            return Outcome(None, f"a rank went past step {step}, after which all were to stand still")
+        if missing < len(self._runner.running):
+            if not self._together:
+                self._until_s = now_s + max(TOGETHER_S, STEPS_TOGETHER * self._pace_s)
+            self._together = True
         return None
 
     def _missing(self) -> list[int]:
@@ -128,14 +150,22 @@ class Validating:
             return f"the validation was not ready within {START_S:.0f} s"
         if self.stage == "measures":
             return f"it was not measured within {LIMIT_S:.0f} s"
-        return f"{len(missing)} of {self._place.ranks} ranks did not stand still within {STAND_S:.0f} s"
+        within = "with the others" if self._together else f"within {self._stand_s:.0f} s"
+        return f"{len(missing)} of {self._place.ranks} ranks did not stand still {within}"
 
     def _gather(self) -> None:
         """Ask the ranks to stand still."""
         self._number += 1  # none of these ranks has heard of it: they end with this service
-        until_s = self._clock.now_s() + STAND_S + LIMIT_S + SPARE_S
+        now = self._runner.progress()
+        self._step, self._together = None if now is None else step_ahead(now), False
+        self._stand_s, self._pace_s = STAND_S, 0.0
+        if now is not None and self._step is not None:
+            self._pace_s = now.pace_s
+            away_s = now.pace_s * ((self._step - now.least) / now.stride + 1)
+            self._stand_s = min(max(STAND_S, 2 * away_s), MOST_STAND_S)
+        until_s = self._clock.now_s() + self._stand_s + LIMIT_S + SPARE_S
         try:
-            save_json(self._pause, {"number": self._number, "until_s": until_s})
+            self._runner.ask(self._pause, self._number, until_s, self._step)
         except OSError as error:
             self._error = f"the ranks could not be asked to stand still ({error.strerror})"
 

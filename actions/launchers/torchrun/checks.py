@@ -20,8 +20,9 @@ from trainwarden.actions.launchers.restart_check.validating import Validating
 from trainwarden.actions.launchers.torchrun.operations import STARTS
 from trainwarden.actions.launchers.torchrun.table import GAVE_UP_CODE, JobTable
 from trainwarden.clock import Clock
-from trainwarden.hook import headers_in
+from trainwarden.hook import Header, files_in
 from trainwarden.launching import MAX_SENTENCE_CHARS, Operation, Report, refused
+from trainwarden.torchrun.standing import Progress, progress_of, put_pause
 
 CUT_SHORT: Final = "the launcher was ended before it was done"
 
@@ -46,10 +47,21 @@ class _RanksHere:
         """Whether another round is wanted."""
         return self.table is not None and self.table.memory.target != self.table.memory.round
 
-    def stands(self) -> Mapping[int, int | None]:
+    def files(self) -> Mapping[int, tuple[Path, Header]]:
+        """The hook files of the ranks that run."""
         running = self.running
-        found = {one.rank: one.stands for one in headers_in(self._hooks) if psutil.pid_exists(one.pid)}
-        return {rank: found.get(rank) for rank in running}
+        found = {one[1].rank: one for one in files_in(self._hooks) if psutil.pid_exists(one[1].pid)}
+        return {rank: one for rank, one in found.items() if rank in running}
+
+    def stands(self) -> Mapping[int, int | None]:
+        files = self.files()
+        return {rank: files[rank][1].stands if rank in files else None for rank in self.running}
+
+    def progress(self) -> Progress | None:
+        return progress_of(self.files().values())
+
+    def ask(self, path: Path, number: int, until_s: float, step: int | None) -> None:
+        put_pause(path, number, until_s, step, self.files().values())
 
 
 class JobChecks:
@@ -150,7 +162,7 @@ class JobChecks:
         if self._current is not None:
             return refused(operation, "unfit", "the job is being measured already")
         if not self.possible:
-            return refused(operation, "unfit", "the training loop takes no part in pauses; before a restart it can be")
+            return refused(operation, "unfit", "its ranks cannot be held between two steps; before a restart it can be")
         return None
 
     def begin(self, operation: Operation) -> None:

@@ -124,9 +124,7 @@ def test_nobody_is_asked_before_the_job_stands_still_and_then_everybody_once(
     node: Node, rank: Callable[[int], hook.Hook], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(
-        "trainwarden.collectors.collectives.dumps._request", lambda path, _owner: asked.append(path) or True
-    )
+    monkeypatch.setattr("trainwarden.hook.ask_hook", lambda path, _owner: asked.append(path) or True)
     for number in range(2):
         steps(rank(number), 3)
     last_s = node.now_s()
@@ -146,9 +144,7 @@ def test_a_child_with_the_ranks_name_is_not_asked_for_the_trainer(
     node: Node, rank: Callable[[int], hook.Hook], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(
-        "trainwarden.collectors.collectives.dumps._request", lambda path, _owner: asked.append(path) or True
-    )
+    monkeypatch.setattr("trainwarden.hook.ask_hook", lambda path, _owner: asked.append(path) or True)
     trainer = rank(0)
     steps(trainer, 3)
     with monkeypatch.context() as patch:
@@ -165,9 +161,7 @@ def test_a_pause_and_a_first_step_get_more_time(
     node: Node, rank: Callable[[int], hook.Hook], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(
-        "trainwarden.collectors.collectives.dumps._request", lambda path, _owner: asked.append(path) or True
-    )
+    monkeypatch.setattr("trainwarden.hook.ask_hook", lambda path, _owner: asked.append(path) or True)
     built = rank(0)
     node.events(node.now_s() + 50.0)
     assert asked == []

@@ -15,7 +15,7 @@ import pytest
 from tests.hook_doubles import header_of
 from trainwarden.hook import Hook, MicroBatchPlan
 from trainwarden.hook.memory import checked, read_beside
-from trainwarden.hook.plan import PauseFile
+from trainwarden.hook.standing import PauseFile
 
 KINDS = ("pipe", "link", "folder")
 

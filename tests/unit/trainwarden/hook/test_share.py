@@ -20,8 +20,8 @@ from tests.examples import examples
 from tests.hook_doubles import header_of, set_everywhere
 from trainwarden.actions.planners.microbatches import even
 from trainwarden.hook import Hook, TrainingShare
-from trainwarden.hook.plan import PauseFile
 from trainwarden.hook.share import uneven_model
+from trainwarden.hook.standing import PauseFile
 
 
 class World:

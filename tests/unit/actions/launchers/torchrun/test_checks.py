@@ -22,6 +22,7 @@ from trainwarden.actions.launchers.torchrun.messages import Submit
 from trainwarden.actions.launchers.torchrun.operations import answer
 from trainwarden.errors import BusUnavailable
 from trainwarden.launching import Findings, Operation, Report, Targets
+from trainwarden.torchrun.standing import Progress
 
 RANKS = 3
 FOUND = Findings(judged=("gemm",), nodes=("n0",))
@@ -78,6 +79,7 @@ class Job(World):
     def __init__(self, run_dir: Path, suspicions: Suspicious | None, person_s: float | None = None) -> None:
         self.said, self.left, self.run_dir = list[str](), False, run_dir
         self.standing: dict[int, int | None] = dict.fromkeys(range(RANKS), 0)
+        self.progress: Progress | None = None
         self.clock = ManualClock(100.0)
         place = JobPlace(job="j", node="n0", ranks=RANKS, run_dir=run_dir)
         self.checks = JobChecks(
@@ -86,6 +88,7 @@ class Job(World):
         self.checks._ranks.stands = lambda: {  # type: ignore[method-assign]
             rank: self.standing.get(rank) for rank in self.checks._ranks.running
         }
+        self.checks._ranks.progress = lambda: self.progress  # type: ignore[method-assign]
         super().__init__("n0", least=1, most=1, ranks=RANKS, checks=self.checks)
 
     def pass_s(self, seconds: float) -> None:
@@ -172,6 +175,52 @@ def test_all_ranks_stand_still_while_it_is_measured_and_go_on_with_its_answer(jo
     assert (job.pause, job.checks.pid, job.state().phase, job.state().under_way) == (None, None, "running", ())
     assert not measurement.killed
     assert job.starts == 1
+
+
+def test_ranks_that_the_hook_holds_are_given_a_step_ahead_of_all(job: Job, measurements: Any) -> None:
+    job.progress = Progress(100, 101, 0.25, 1)
+    asked = job.validate("n0")
+    job.pass_s(0.1)
+    assert job.pause is not None
+    assert job.pause["step"] == 101 + 4
+    job.progress = Progress(106, 106, 0.25, 1)
+    job.stand()
+    assert (measurements[0].begun, job.report(asked.operation).text) == (True, "measures")
+
+
+@pytest.mark.parametrize(
+    ("now", "standing", "after_s", "text"),
+    [
+        (Progress(106, 107, 0.25, 1), {0: 1, 1: 1, 2: 0}, 0.2, "a rank went past step 105, after which all were to"),
+        (Progress(105, 106, 0.25, 1), {0: 1, 1: 1, 2: 0}, 10.5, "1 of 3 ranks did not stand still with the others"),
+    ],
+    ids=["past it", "waits for one that stands"],
+)
+def test_a_rank_that_cannot_stand_with_the_others_has_all_let_go_soon(
+    job: Job, now: Progress, standing: dict[int, int | None], after_s: float, text: str
+) -> None:
+    job.progress = Progress(100, 101, 0.25, 1)
+    asked = job.validate("n0")
+    job.pass_s(0.1)
+    job.progress, job.standing = now, standing
+    job.pass_s(after_s)
+    assert job.report(asked.operation).state == "failed"
+    assert text in job.report(asked.operation).text
+    assert (job.pause, measured_none()) == (None, True)
+
+
+def measured_none() -> bool:
+    return not any(one.begun for one in FakeMeasurement.made)
+
+
+def test_a_slow_job_has_the_time_of_its_steps_to_stand_still(job: Job) -> None:
+    job.progress = Progress(100, 101, 60.0, 1)
+    asked = job.validate("n0")
+    job.pass_s(200.0)
+    assert (job.pause or {})["step"] == 102
+    assert job.report(asked.operation).text == "waits for the ranks"
+    job.pass_s(170.0)
+    assert job.report(asked.operation).text == "3 of 3 ranks did not stand still within 360 s"
 
 
 def test_each_request_has_a_number_that_no_rank_has_obeyed(job: Job, measurements: Any) -> None:
