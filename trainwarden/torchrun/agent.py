@@ -97,6 +97,8 @@ class Agent:
         """Called there with what this node's keeper is to know: by which ``host`` others find us, or the ``ring``."""
         self.save: Callable[[], None] = lambda: None
         """Called there when our ranks are to save a checkpoint now, once for each operation."""
+        self.check: Callable[[Fields | None], None] = lambda word: None
+        """Called there with our part in a validation, by each word; None: there is none."""
         self._save: str | None = None
         self._noted: set[tuple[str, str]] | None = None
         self.life = f"{place.node[:200]}/{os.getpid()}-{uuid.uuid4().hex[:12]}"
@@ -146,6 +148,11 @@ class Agent:
     def round(self) -> int:
         """The round that our ranks are of; 0 before the first."""
         return int(self._beat.get("at", 0))
+
+    @property
+    def answered_s(self) -> float:
+        """When a service was heard last, by the monotonic clock."""
+        return self._line.answered_s
 
     @property
     def reason(self) -> str:
@@ -218,6 +225,7 @@ class Agent:
             elif self.stop_requested_s is None:
                 self.stop_requested_s = time.monotonic()
             self._changed.notify_all()
+        self.check(word.get("check"))
         if splits:
             self._put_splits(splits)
         if stages is not None:

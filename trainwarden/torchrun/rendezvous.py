@@ -34,6 +34,7 @@ from trainwarden.torchrun.agent import Agent, Begin, Over, Place, Unreachable
 from trainwarden.torchrun.exits import MOST_FAILURES, Exits, Renewals
 from trainwarden.torchrun.line import Endpoints
 from trainwarden.torchrun.memory import NotFilled, Overtaken
+from trainwarden.torchrun.node_check import NodeCheck
 from trainwarden.torchrun.saving import SIGNAL, Saving
 from trainwarden.torchrun.surroundings import Surroundings, job_of, node_of
 from trainwarden.torchrun.watching import NodeAgent
@@ -85,6 +86,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         _renew_ranks(self._exits)
         self._saving = Saving(os.environ.get(SIGNAL, ""), self._exits.running)
         self._agent.save = self._save
+        self._check = self._checks_of(node)
         self._store: Any = None
         self._over = threading.Event()
         self._pid = os.getpid()
@@ -92,8 +94,17 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
         self._agent.update(looks=self._around.looks)
         self._agent.start()
         self._around.start()
+        self._check.start()
         for work, name in ((self._end_stubborn, "stop"), (self._look_for_first_steps, "steps")):
             threading.Thread(target=work, name=f"trainwarden-{name}", daemon=True).start()
+
+    def _checks_of(self, node: str) -> NodeCheck:
+        made = NodeCheck(
+            self._around.run_dir, node, dict(os.environ), running=self._exits.running, update=self._agent.update,
+            heard_s=lambda: self._agent.answered_s,
+        )  # fmt: skip
+        self._agent.check = made.want
+        return made
 
     def get_backend(self) -> str:
         return self._backend
@@ -162,6 +173,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc] # torch is not always th
     def shutdown(self) -> bool:
         """This torchrun ends."""
         self._over.set()
+        self._check.close()
         self._agent.close()
         self._watching.close()
         self._around.close()

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from trainwarden import rundir
 from trainwarden.actions.launchers.restart_check.bounded import LIMIT_S, START_S
 from trainwarden.actions.launchers.restart_check.measuring import JobPlace, Measurement
-from trainwarden.actions.launchers.restart_check.messages import Outcome
+from trainwarden.actions.launchers.restart_check.messages import Child, Outcome
 from trainwarden.clock import Clock
 from trainwarden.launching import CHECKS, Check, Operation
 from trainwarden.torchrun.standing import Progress, step_ahead
@@ -28,17 +26,29 @@ SPARE_S: Final = 30.0  # a pause that is never taken back ends by itself, so muc
 
 
 class Ranks(Protocol):
-    """The ranks of the job, all on this machine; `beside` is the process that measures."""
+    """The ranks of the job; `beside` is the process that measures. `lead_s` is how long they need to hear of a step."""
 
     beside: int | None
+    lead_s: float
 
     @property
+    def world(self) -> int: ...
+    @property
     def failed(self) -> bool: ...
+    @property
+    def lost(self) -> str | None:
+        """Why they cannot be measured any more, by what only their agents know."""
+        ...
+
     @property
     def running(self) -> Collection[int]: ...
     def stands(self) -> Mapping[int, int | None]: ...
     def progress(self) -> Progress | None: ...
-    def ask(self, path: Path, number: int, until_s: float, step: int | None) -> None: ...
+    def ask(self, before: int, for_s: float, step: int | None) -> int:
+        """Ask them to stand still, for so long at most; the number of that request, which is none of those `before`."""
+        ...
+
+    def go_on(self) -> None: ...
 
 
 class Validating:
@@ -60,15 +70,14 @@ class Validating:
         place: JobPlace,
         runner: Ranks,
         clock: Clock,
-        measure: Callable[[JobPlace, Sequence[Check]], Measurement] = Measurement,
+        measure: Callable[[JobPlace, Sequence[Check]], Child] = Measurement,
     ) -> None:
         self._place, self._runner, self._clock, self._measure = place, runner, clock, measure
-        self._pause = place.run_dir / rundir.PAUSE
         self._number = 0
         self._step: int | None = None  # the last that is finished before the ranks stand still, if one was agreed on
         self._pace_s = self._stand_s = self._until_s = 0.0
         self._together = False  # some ranks stand still after that step
-        self._child: Measurement | None = None
+        self._child: Child | None = None
         self._error: str | None = None
         self.stage: Literal["", "starts", "waits for the ranks", "measures"] = ""
         self._go_on()
@@ -77,7 +86,7 @@ class Validating:
     def possible(self) -> bool:
         """Whether all ranks would stand still between two iterations if they were asked to."""
         stands = self._runner.stands()
-        return len(stands) == self._place.ranks and None not in stands.values()
+        return len(stands) == self._runner.world and None not in stands.values()
 
     def begin(self, operation: Operation) -> None:
         """Start its process, while the ranks go on."""
@@ -111,6 +120,8 @@ class Validating:
             return Outcome(None, "the job ended before it was validated")
         if self._runner.failed and self.stage != "measures":
             return Outcome(None, "the job failed before it was validated")  # its restart must not wait for this
+        if (lost := self._runner.lost) is not None:
+            return Outcome(None, lost)
         missing = self._missing()
         if self.stage == "measures" and missing:
             return Outcome(None, f"rank {missing[0]} went on before all was measured")
@@ -151,26 +162,24 @@ class Validating:
         if self.stage == "measures":
             return f"it was not measured within {LIMIT_S:.0f} s"
         within = "with the others" if self._together else f"within {self._stand_s:.0f} s"
-        return f"{len(missing)} of {self._place.ranks} ranks did not stand still {within}"
+        return f"{len(missing)} of {self._runner.world} ranks did not stand still {within}"
 
     def _gather(self) -> None:
         """Ask the ranks to stand still."""
-        self._number += 1  # none of these ranks has heard of it: they end with this service
         now = self._runner.progress()
-        self._step, self._together = None if now is None else step_ahead(now), False
+        self._step, self._together = None if now is None else step_ahead(now, self._runner.lead_s), False
         self._stand_s, self._pace_s = STAND_S, 0.0
         if now is not None and self._step is not None:
             self._pace_s = now.pace_s
             away_s = now.pace_s * ((self._step - now.least) / now.stride + 1)
             self._stand_s = min(max(STAND_S, 2 * away_s), MOST_STAND_S)
-        until_s = self._clock.now_s() + self._stand_s + LIMIT_S + SPARE_S
         try:
-            self._runner.ask(self._pause, self._number, until_s, self._step)
+            self._number = self._runner.ask(self._number, self._stand_s + LIMIT_S + SPARE_S, self._step)
         except OSError as error:
             self._error = f"the ranks could not be asked to stand still ({error.strerror})"
 
     def _go_on(self) -> None:
         try:
-            self._pause.unlink(missing_ok=True)
+            self._runner.go_on()
         except OSError as error:
             log.error("ranks are not let go before their pause ends", extra={"fields": {"error": str(error)}})

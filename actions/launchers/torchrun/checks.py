@@ -5,10 +5,8 @@ It sees the job by its table, once at each of the service's looks; nothing here 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
 
 import psutil
 
@@ -17,35 +15,29 @@ from trainwarden.actions.launchers.restart_check.here import CheckHere
 from trainwarden.actions.launchers.restart_check.measuring import JobPlace, Measurement
 from trainwarden.actions.launchers.restart_check.messages import Suspicions
 from trainwarden.actions.launchers.restart_check.validating import Validating
+from trainwarden.actions.launchers.torchrun.in_job import MeasuredInJob, RanksOfTable
 from trainwarden.actions.launchers.torchrun.operations import STARTS
-from trainwarden.actions.launchers.torchrun.table import GAVE_UP_CODE, JobTable
+from trainwarden.actions.launchers.torchrun.table import GAVE_UP_CODE
 from trainwarden.clock import Clock
 from trainwarden.hook import Header, files_in
-from trainwarden.launching import MAX_SENTENCE_CHARS, Operation, Report, refused
-from trainwarden.torchrun.standing import Progress, progress_of, put_pause
-
-CUT_SHORT: Final = "the launcher was ended before it was done"
+from trainwarden.launching import Operation, Report, refused
+from trainwarden.torchrun.standing import LEAD_S, Progress, progress_of, put_pause
 
 
-class _RanksHere:
+class _RanksHere(RanksOfTable):
     """The ranks, by the table and by their hooks."""
 
-    def __init__(self, run_dir: Path, say: Callable[[str], None]) -> None:
-        self._hooks, self.say = run_dir / rundir.HOOK, say
-        self.table: JobTable | None = None
-        self.beside: int | None = None
+    lead_s = LEAD_S
 
-    @property
-    def running(self) -> Collection[int]:
-        if self.table is None:
-            return ()
-        now = self.table.memory.round
-        return {rank for one in self.table.seated.values() if one.beat.at == now for rank in one.beat.alive}
-
-    @property
-    def failed(self) -> bool:
-        """Whether another round is wanted."""
-        return self.table is not None and self.table.memory.target != self.table.memory.round
+    def __init__(self, place: JobPlace, clock: Clock, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._hooks, self._pause, self._clock, self.say = (
+            place.run_dir / rundir.HOOK,
+            place.run_dir / rundir.PAUSE,
+            clock,
+            say,
+        )
+        self.world = place.ranks
 
     def files(self) -> Mapping[int, tuple[Path, Header]]:
         """The hook files of the ranks that run."""
@@ -60,11 +52,16 @@ class _RanksHere:
     def progress(self) -> Progress | None:
         return progress_of(self.files().values())
 
-    def ask(self, path: Path, number: int, until_s: float, step: int | None) -> None:
-        put_pause(path, number, until_s, step, self.files().values())
+    def ask(self, before: int, for_s: float, step: int | None) -> int:
+        number = before + 1  # none of these ranks has heard of it: they end with this service
+        put_pause(self._pause, number, self._clock.now_s() + for_s, step, self.files().values())
+        return number
+
+    def go_on(self) -> None:
+        self._pause.unlink(missing_ok=True)
 
 
-class JobChecks:
+class JobChecks(MeasuredInJob):
     """At most one measurement at a time.
 
     Parameters
@@ -86,17 +83,10 @@ class JobChecks:
         self.job, self._place, self._clean = place.job, place, clean
         self._clock, self._person_s = clock, person_s
         self._failed_s: float | None = None  # since when somebody is waited for
-        self._ranks = _RanksHere(place.run_dir, say)
-        self._validating = Validating(place, self._ranks, clock)
+        self._ranks = _RanksHere(place, clock, say)
+        super().__init__(self._ranks, Validating(place, self._ranks, clock))
         self._check = CheckHere(place.node, self._ranks, clock, lambda one: Measurement(place, one.checks), suspicions)
         self._announced = self._cleaned = 0  # rounds
-        self._current: Operation | None = None
-        self._ended: Report | None = None
-        self._over = False
-
-    def attach(self, table: JobTable) -> None:
-        """Look at the job of `table`, and keep its rounds from beginning too early."""
-        self._ranks.table, table.checks = table, self
 
     @property
     def pid(self) -> int | None:
@@ -142,16 +132,6 @@ class JobChecks:
 
     # --- in the middle of one ----------------------------------------------------------------------------------------
 
-    @property
-    def measures(self) -> bool:
-        """Whether ranks stand still for a measurement."""
-        return self._validating.stage == "measures"
-
-    @property
-    def possible(self) -> bool:
-        """Whether all ranks would stand still between two iterations if they were asked to."""
-        return not self._ranks.failed and self._validating.possible
-
     def refusal(self, operation: Operation) -> Report | None:
         """Why the validation `operation` cannot be done."""
         wrong = [rank for rank in operation.targets.ranks or () if rank >= self._place.ranks]
@@ -159,43 +139,9 @@ class JobChecks:
         strangers += [f"rank {rank}" for rank in wrong]
         if strangers:
             return refused(operation, "unknown_target", f"{strangers[0]} is none of this job's")
-        if self._current is not None:
-            return refused(operation, "unfit", "the job is being measured already")
-        if not self.possible:
-            return refused(operation, "unfit", "its ranks cannot be held between two steps; before a restart it can be")
-        return None
-
-    def begin(self, operation: Operation) -> None:
-        """Have the ranks measured, while they stand still."""
-        self._current = operation
-        self._validating.begin(operation)
-
-    def report(self, ident: str) -> Report:
-        """How far that validation is; one that nobody here has begun has failed."""
-        if self._current is not None and self._current.id == ident:
-            return Report(operation=ident, state="running", text=self._validating.stage)
-        if self._ended is not None and self._ended.operation == ident:
-            return self._ended
-        return Report(operation=ident, state="failed", text=CUT_SHORT)
-
-    def advance(self) -> None:
-        """Go on with what is under way; of a job that is over nothing is measured."""
-        table, current, was_over = self._ranks.table, self._current, self._over
-        self._over = table is None or table.memory.over is not None
-        if self._over:
-            if not was_over:
-                self.close()
-            return
-        if current is not None and (outcome := self._validating.advance()) is not None:
-            self._current = None
-            if outcome.error is None:
-                self._ended = Report(operation=current.id, state="done", findings=outcome.findings)
-            else:
-                self._ended = Report(operation=current.id, state="failed", text=outcome.error[:MAX_SENTENCE_CHARS])
+        return super().refusal(operation)
 
     def close(self) -> None:
         """End what is under way, and let the ranks go on. Safe twice."""
-        self._current = None  # of it `report` says that it was cut short
-        with suppress(OSError):
-            self._validating.cancel()
+        super().close()
         self._check.cancel()

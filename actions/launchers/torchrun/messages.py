@@ -9,11 +9,12 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from trainwarden.launching import LauncherState, Operation, OperationId, Report, Verb
+from trainwarden.launching import Check, LauncherState, Operation, OperationId, Report, Verb
 
 MAX_BYTES: Final = 1 << 20  # of a line: the seats of 4,096 nodes fit
 KEPT_OPERATIONS: Final = 64
 MOST_NODES: Final = 4096
+MOST_RESULT_CHARS: Final = 400_000  # of a validation, so that it fits into a beat
 MOST_ROUND: Final = 2**53  # the largest number that JSON readers agree on
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
@@ -169,6 +170,48 @@ class Ring(msgspec.Struct, frozen=True, kw_only=True):
     certificate: str
 
 
+class CheckWord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An agent's part in validation `number` of the job: start its process as node `place` of `nodes`, and wait.
+
+    The first node's agent chooses the port, at which all meet at `host`. Then its ranks stand still after `step`, for
+    `for_s` at most, and the process measures once it is to. Where this word is missing all goes on.
+    """
+
+    number: int
+    place: int
+    nodes: int
+    checks: tuple[Check, ...]
+    host: str
+    port: int = 0
+    for_s: float | None = None
+    step: int | None = None
+    measures: bool = False
+
+
+class RankProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far an agent's ranks are (`trainwarden.torchrun.standing.Progress`)."""
+
+    least: Number
+    most: Number
+    pace_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
+    stride: Annotated[int, msgspec.Meta(ge=1, le=MOST_ROUND)]
+
+
+class CheckBeat(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an agent is with validation `number`; `stands` are its ranks that stand still for it.
+
+    `result` is what its process has written, as text; `error` why there is none.
+    """
+
+    number: Number
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
+    ready: bool = False
+    stands: Ranks = ()
+    progress: RankProgress | None = None
+    result: Annotated[str, msgspec.Meta(max_length=MOST_RESULT_CHARS)] | None = None
+    error: Text | None = None
+
+
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat", tag_field="do"):
     """What an agent says of itself, at least twice a second.
 
@@ -197,6 +240,9 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat", tag_field="do"
     keeper: KeeperAt | None = None
     saves: bool = False
     """Whether all its ranks handle TRAINWARDEN_CHECKPOINT_SIGNAL."""
+    holds: bool = False
+    """Whether all its ranks can stand still between two steps."""
+    check: CheckBeat | None = None
     restored: Number | None = None
     """The step that its ranks went on from by the nodes' memory, which may be older than what was newest."""
 
@@ -256,11 +302,12 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the service says to an agent, whenever it changes and as the answer to each `Beat`.
 
     `memory`, `splits` and `ring` come where they have changed, with the `bus` to which a node is to be watched. `stop`:
-    the agent's ranks have to end, as a new round is wanted. `save` is the operation that has them save
-    a checkpoint now.
+    the agent's ranks have to end, as a new round is wanted. `check` is its part in a validation. `save` is the
+    operation that has them save a checkpoint now.
     """
 
     begin: Begin | None = None
+    check: CheckWord | None = None
     save: str | None = None
     stop: bool = False
     over: int | None = None

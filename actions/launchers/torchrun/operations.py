@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -18,6 +18,7 @@ from trainwarden.launching import (
     NodeState,
     Operation,
     Report,
+    Verb,
     refusal,
     refused,
 )
@@ -25,12 +26,9 @@ from trainwarden.launching import (
 STOPPED_CODE: Final = 143  # as a shell says of what SIGTERM has ended
 KEPT_SPLITS: Final = 8  # ranks adopt the newest that all have read, which may be an earlier one
 CAPABILITIES: Final = Capabilities(
-    can=frozenset(
-        {"restart", "rebalance", "stop", "pause", "resume", "cordon", "uncordon", "evict", "move", "checkpoint"}
-    ),
+    can=frozenset(get_args(Verb)) - {"replace"},
     restarts_itself=True,
     cannot={
-        "validate": "this launcher cannot validate nodes; run `trainwarden validate` on them",
         "replace": "this launcher brings no new machine; who is evicted is replaced by a spare that waits",
     },
 )
@@ -40,8 +38,7 @@ _NO_OTHER_NODE: Final = {
     **{verb: f"this launcher cannot {verb} a node; a person must" for verb in ("cordon", "uncordon", "evict")},
 }
 CAPABILITIES_HERE: Final = msgspec.structs.replace(
-    CAPABILITIES, can=CAPABILITIES.can - _NO_OTHER_NODE.keys() | {"validate"},
-    cannot={**{verb: why for verb, why in CAPABILITIES.cannot.items() if verb != "validate"}, **_NO_OTHER_NODE},
+    CAPABILITIES, can=CAPABILITIES.can - _NO_OTHER_NODE.keys(), cannot={**CAPABILITIES.cannot, **_NO_OTHER_NODE},
 )  # fmt: skip
 """The same of a job whose ranks are all on the service's machine."""
 STARTS: Final = frozenset({"restart", "evict", "move", "resume"})  # `Kept.until` of these is a round's number
@@ -124,7 +121,7 @@ def _submit(operation: Operation, table: JobTable, now_s: float) -> Report:
     if (known := _known(table, operation.id)).state != "unknown":
         return known
     memory = table.memory
-    able = CAPABILITIES if table.checks is None else CAPABILITIES_HERE
+    able = CAPABILITIES_HERE if table.checks is not None and table.checks.here else CAPABILITIES
     if (no := refusal(operation, able, memory.generation) or _misfit(operation, table, now_s)) is not None:
         return no
     until = _apply(operation, table, now_s)
@@ -192,7 +189,8 @@ def _misfit(operation: Operation, table: JobTable, now_s: float) -> Report | Non
     if memory.over is not None:
         return refused(operation, "over", "the job is over")
     if operation.kind == "validate":
-        no = None if table.checks is None else table.checks.refusal(operation)
+        none = refused(operation, "unfit", "nothing measures here")
+        no = none if table.checks is None else table.checks.refusal(operation)
     elif operation.kind in NODE_VERBS:
         no = _misfit_of_node(operation, table, now_s)
     else:

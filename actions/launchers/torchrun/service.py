@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from trainwarden.actions.launchers.torchrun.checks import JobChecks
+from trainwarden.actions.launchers.torchrun.checks_afar import ChecksAfar
 from trainwarden.actions.launchers.torchrun.messages import (
     BEAT,
     ENCODE,
@@ -305,8 +306,8 @@ class RendezvousService:
     def _table(self, job: str) -> JobTable:
         if job not in self._tables:
             table = self._tables[job] = JobTable(job, self._lost_after_s, self._clock.monotonic_s())
-            if self._checks is not None and self._checks.job == job:
-                self._checks.attach(table)
+            own = self._checks is not None and self._checks.job == job
+            (self._checks if own and self._checks is not None else ChecksAfar(self._clock)).attach(table)
             self._lines[job], self._rings[job] = {}, Rings(job)
         return self._tables[job]
 

@@ -14,7 +14,16 @@ import msgspec
 
 from trainwarden.actions.launchers.torchrun.growing import Growing
 from trainwarden.actions.launchers.torchrun.members import Member, Members, seat_order
-from trainwarden.actions.launchers.torchrun.messages import Beat, Begin, Checkpoint, Hello, Memory, Seat, Word
+from trainwarden.actions.launchers.torchrun.messages import (
+    Beat,
+    Begin,
+    Checkpoint,
+    CheckWord,
+    Hello,
+    Memory,
+    Seat,
+    Word,
+)
 from trainwarden.launching import COORDINATOR_MARK, Operation, Report
 
 MOST_FAILURES: Final = 3  # without a newer checkpoint; what the engine's own table tries of a crash (remedies.toml)
@@ -30,7 +39,9 @@ HELD: Final = f"{COORDINATOR_MARK}it waits until it is given to this job"
 
 
 class Checks(Protocol):
-    """Measures ranks that are all on this machine (`trainwarden.actions.launchers.torchrun.checks.JobChecks`)."""
+    """Measures ranks: `checks.JobChecks` where all are on this machine, `checks_afar.ChecksAfar` by their agents."""
+
+    here: bool
 
     @property
     def failed(self) -> bool: ...
@@ -38,6 +49,7 @@ class Checks(Protocol):
     def measures(self) -> bool: ...
     @property
     def possible(self) -> bool: ...
+    def word(self, life: str) -> CheckWord | None: ...
     def announce(self, number: int) -> None: ...
     def is_open(self, number: int) -> bool: ...
     def refusal(self, operation: Operation) -> Report | None: ...
@@ -142,7 +154,8 @@ class JobTable:
         # Two services that knew nothing of each other may have numbered two rounds alike: one of them gives way.
         is_apart = beat.at == memory.round and life not in self._lives
         stop = (0 < beat.at < memory.target or (beat.at > 0 and is_apart)) and not (beat.waits or beat.finished)
-        return Word(begin=begin, stop=stop, why=memory.reason if stop else "", save=self._asked_to_save)
+        check = None if stop or self.checks is None else self.checks.word(life)
+        return Word(begin=begin, stop=stop, why=memory.reason if stop else "", save=self._asked_to_save, check=check)
 
     @property
     def _lives(self) -> Set[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trainwarden.actions.launchers.torchrun.checks import JobChecks
+from trainwarden.actions.launchers.torchrun.in_job import MeasuredInJob
 from trainwarden.actions.launchers.torchrun.messages import Beat, Checkpoint, Failure, Grow, Hello, Memory, Submit
 from trainwarden.actions.launchers.torchrun.operations import answer, end_operations, state_of
 from trainwarden.actions.launchers.torchrun.table import JobTable
@@ -80,7 +80,7 @@ class World:
     """Agents of a job and its services; `talk` is which service each agent is connected to."""
 
     def __init__(
-        self, *nodes: str, least: int, most: int, lost_after_s: float = 2.0, checks: JobChecks | None = None,
+        self, *nodes: str, least: int, most: int, lost_after_s: float = 2.0, checks: MeasuredInJob | None = None,
         **more: Any,
     ) -> None:  # fmt: skip
         self.more = more

@@ -17,7 +17,8 @@ from trainwarden.actions.launchers.restart_check import validating
 from trainwarden.actions.launchers.restart_check.measuring import JobPlace
 from trainwarden.actions.launchers.restart_check.messages import CheckRequest, Conclusion, Outcome
 from trainwarden.actions.launchers.torchrun import checks
-from trainwarden.actions.launchers.torchrun.checks import CUT_SHORT, JobChecks
+from trainwarden.actions.launchers.torchrun.checks import JobChecks
+from trainwarden.actions.launchers.torchrun.in_job import CUT_SHORT
 from trainwarden.actions.launchers.torchrun.messages import Submit
 from trainwarden.actions.launchers.torchrun.operations import answer
 from trainwarden.errors import BusUnavailable
