@@ -134,8 +134,8 @@ class Standing:
         if asked is not None and asked[0] == found.number:
             return clock() < asked[2] or self._let_go(asked)
         left_s = min(found.until_s - self.file.wall_s(), _LONGEST_PAUSE_S)
-        if not left_s > 0.0 or self.steps.step > found.step:
-            self.over = found.number  # too late: who stood still now would keep all others waiting
+        if not left_s > 0.0:  # too late, or no number
+            self.over = found.number
             return self._let_go(asked)
         self.asked = (found.number, found.step, clock() + int(left_s * 1e9))
         return True

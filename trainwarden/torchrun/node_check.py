@@ -83,6 +83,7 @@ class NodeCheck:
                 self.look()
             except Exception as error:  # noqa: BLE001 - the one place: whatever breaks here, ranks and beats go on
                 log.warning("trainwarden: this node takes no part in the validation (%s)", error)
+                self._wanted = None  # until the service says something else
                 self._end("its agent broke: " + str(error))
             self._wake.wait(IDLE_S if self._current is None else BUSY_S)
             self._wake.clear()

@@ -157,7 +157,9 @@ def test_a_rank_is_offered_only_where_it_can_be_held(
     alone, shared, device = make(world=1), make(rank=1), make(rank=2)
     assert (offered(alone), alone.standing.asked) == (0, None)
     shared.standing.leave_to_loop()
+    (tmp_path / "pause.json").write_text(json.dumps({"number": 1, "until_s": until_s(), "step": 200}))
     assert (offered(shared), shared.standing.look()) == (0, False)
+    (tmp_path / "pause.json").unlink()
     device.words[AT_ACCELERATOR] = 2  # no way is known to wait for what it has been given
     assert offered(device) == 0
     assert offered(make(rank=3), optimizer=False) == 0
