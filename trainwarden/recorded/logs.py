@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import codecs
 import math
-import os
 import re
 import tempfile
-import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast, overload
+from typing import Any, BinaryIO, Final, cast
 
 import msgspec
 import numpy as np
@@ -24,6 +21,7 @@ from trainwarden.recorded.files import bounded_lines, mistake, opened, reading
 from trainwarden.recorded.job import Floats, LogTable
 from trainwarden.recorded.joining.read_log import ReadLog
 from trainwarden.recorded.log_stamps import Clock, Stamps, strays, zone_s
+from trainwarden.recorded.stored_lines import stored
 from trainwarden.records import MAX_LINE_CHARS, Rank
 
 MAX_LINES = 100_000_000
@@ -31,10 +29,6 @@ MAX_LINES = 100_000_000
 _MAX_STATE_BYTES = 4 * MAX_LINE_CHARS
 _PIECE_BYTES = 65_536
 _IN_MEMORY_BYTES = 64 * 1024 * 1024
-# Of the lines of a log: characters that are kept in memory, lines of a block in a file, blocks that are kept as text.
-IN_MEMORY: Final = 32 * 1024 * 1024
-BLOCK: Final = 256
-KEPT: Final = 8
 GAP: Final = 100  # blank lines in a row; nobody writes so many on purpose
 _MAX_JSON_LINE_BYTES = 4 * 1024 * 1024
 # Times since the epoch that a year may be taken from: 1973 to 5138. A recording's own clock starts near zero.
@@ -49,7 +43,6 @@ _RANK_IN_GROUP = re.compile(
 )
 # What torchrun says of a process that has ended, in a line and in a table: often nobody else names its rank.
 _DIED = re.compile(r"failed \(exitcode: -?[0-9]{1,3}\) local_rank: ([0-9]{1,6}) \(pid: [0-9]{1,10}\)")
-_DEEPSPEED = re.compile(r"--local_rank=([0-9]{1,6})\b")  # in the command that its launcher says has ended
 _ROW = re.compile(r" {0,4}rank {1,8}: ([0-9]{1,6}) \(local_rank: ([0-9]{1,6})\)$")
 _OF_ROW = re.compile(r" {0,4}(?:exitcode|error_file|traceback) {0,4}: (Signal )?")
 _NUMBERED = re.compile(r" {0,6}([0-9]{1,6}): ")
@@ -335,7 +328,7 @@ class _LineReader:
 
     def _behind(self, after: str, *, named: bool) -> Writer:
         """Who wrote what stands behind a stamp: torch's prefix may follow a logger's name and level."""
-        inner = writer_of(after.lstrip(" "), self._label)
+        inner = writer_of(after.lstrip(" \t"), self._label)
         if named or inner.named or (deeper := embedded(after)) is None:
             return inner
         deeper.node = deeper.node or inner.node
@@ -362,8 +355,6 @@ class _LineReader:
 
     def _died(self, text: str) -> tuple[int | None, int | None]:
         """Rank and local rank of the process whose death a launcher tells of in this line."""
-        if "exits with return code" in text and (match := _DEEPSPEED.search(text)):
-            return None, int(match[1])
         if "local_rank: " in text:
             row, line = _ROW.match(text), _DIED.search(text)
             self._row = int(row[1]) if row else None
@@ -409,81 +400,3 @@ def _on_utc(stamps_s: Floats, clocks: Sequence[Clock]) -> Floats:
 def _host(after: str) -> str | None:
     match = _HOST.match(after)
     return match[1] if match and match[1] not in _LEVELS else None
-
-
-def stored(lines: Iterable[str], in_memory: int = IN_MEMORY) -> Sequence[str]:
-    """`lines`, none of which holds a newline, as a sequence that takes no more than about `in_memory`.
-
-    Raises
-    ------
-    OSError
-        If there is no room for what is more.
-
-    Examples
-    --------
-    >>> stored(["a", "b"]), list(stored(["a", "", "c"], in_memory=1)), stored(["a", "", "c"], in_memory=1)[-1]
-    (['a', 'b'], ['a', '', 'c'], 'c')
-    """
-    kept: list[str] = []
-    size, coming = 0, iter(lines)
-    for line in coming:
-        kept.append(line)
-        size += len(line)
-        if size > in_memory:
-            return StoredLines(chain(kept, coming))
-    return kept
-
-
-class StoredLines(Sequence[str]):
-    """Lines in a temporary file without a name; the blocks that were read last are kept as text."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self._file = tempfile.TemporaryFile(prefix="trainwarden-")  # noqa: SIM115 - it lives as long as the lines
-        weakref.finalize(self, self._file.close)
-        self._starts = array("Q", [0])
-        self._count = 0
-        self._kept: dict[int, list[str]] = {}
-        block: list[str] = []
-        for line in lines:
-            block.append(line)
-            self._count += 1
-            if len(block) == BLOCK:
-                self._write(block)
-                block = []
-        if block:
-            self._write(block)
-        self._file.flush()
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[str]:
-        for number in range(len(self._starts) - 1):
-            yield from self._block(number)
-
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(self._count))]
-        at = place + self._count if place < 0 else place
-        if not 0 <= at < self._count:
-            raise IndexError(place)
-        return self._block(at // BLOCK)[at % BLOCK]
-
-    def _write(self, block: list[str]) -> None:
-        data = "\n".join(block).encode("utf-8", "replace")
-        self._file.write(data)
-        self._starts.append(self._starts[-1] + len(data))
-
-    def _block(self, number: int) -> list[str]:
-        found = self._kept.get(number)
-        if found is None:
-            start, end = self._starts[number], self._starts[number + 1]
-            found = os.pread(self._file.fileno(), end - start, start).decode("utf-8").split("\n")
-            if len(self._kept) >= KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[number] = found
-        return found

@@ -9,10 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainwarden.recorded.job import LogTable
+from trainwarden.recorded.joining.other_jobs import without_other_jobs
 from trainwarden.recorded.joining.pids import Processes, from_boot_s, processes_of, with_ranks
 
 _ROW = re.compile(r" {0,4}rank {1,8}: ([0-9]{1,6}) \(local_rank: ([0-9]{1,6})\)$")
 _KERNELS = re.compile(r"(?i)\bdmesg|[_-]dmesg|\bkern(el)?[._-]|\bjournalctl")  # names of files that are the kernel's
+# DeepSpeed's launcher, as it starts a process: its other lines name the last of all.
+_STARTED = re.compile(r"process [0-9]{1,10} spawned with command: .{1,2000}?--local_rank=([0-9]{1,6})\b")
+_ENDED = re.compile(r"sigkill_handler\] Killing subprocess ([0-9]{1,10})$")
 _MOST_LOCAL = 16  # ranks of one node
 
 
@@ -57,17 +61,29 @@ class ReadLog:
         rows = [match for line in self.table.lines if "local_rank: " in line and (match := _ROW.match(line))]
         if any(row[1] != row[2] for row in rows):
             return False
-        return any("local_rank" in self.table.lines[place] for place in self.local or ())
+        return bool(self._started) or any("local_rank" in self.table.lines[place] for place in self.local or ())
+
+    @property
+    def _started(self) -> set[int]:
+        """Local ranks that DeepSpeed's launcher has started, and so many as it ends: it ends each of them."""
+        started, ended = set[int](), set[str]()
+        for line in self.table.lines:
+            if "spawned with" in line and (match := _STARTED.search(line)):
+                started.add(int(match[1]))
+            elif "sigkill_handler" in line and (match := _ENDED.search(line)):
+                ended.add(match[1])
+        return started | set(range(len(ended)))
 
     def of_local(self, *, single_node: bool) -> dict[int, int]:
         """Global rank by local rank: the same on a job's only node, else counted from the first rank of the file."""
-        if not self.local:
+        local = {*(self.local or {}).values(), *self._started}
+        if not local:
             return {}
         said = sorted({rank for rank in self.table.ranks if rank is not None})
         first = 0 if single_node or not said else said[0]
         if not single_node and (len(said) < 2 or said[-1] - first >= _MOST_LOCAL):
             return {}
-        return {local: first + local for local in set(self.local.values())}
+        return {one: first + one for one in local}
 
 
 def of_one_node(read: Sequence[ReadLog], nodes: Collection[str]) -> bool:
@@ -80,7 +96,9 @@ def settled(read: Sequence[ReadLog], *, epoch: bool, single_node: bool) -> tuple
     """The tables of a job's logs, once all of them are read."""
     local = [log.of_local(single_node=single_node) for log in read]
     processes = processes_of([log.table for log in read], local)
-    return tuple(
-        log.settled(epoch=epoch, of_local=of_local, processes=processes)
-        for log, of_local in zip(read, local, strict=True)
+    return without_other_jobs(
+        [
+            log.settled(epoch=epoch, of_local=of_local, processes=processes)
+            for log, of_local in zip(read, local, strict=True)
+        ]
     )

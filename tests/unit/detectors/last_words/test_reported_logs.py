@@ -63,7 +63,7 @@ def test_a_container_that_ends_with_code_0_has_not_failed(tmp_path: Path, done: 
 @pytest.mark.parametrize(
     ("said", "kind", "rank"),
     [
-        ("[2026-11-04 15:45:13,982] [ERROR] [launch.py:321:sigkill_handler] ['python', '--local_rank=1', '--fp16'] exits with return code = -7", "crash", 1),  # noqa: E501
+        ("[2026-11-04 15:45:13,982] [ERROR] [launch.py:321:sigkill_handler] ['python', '--local_rank=1', '--fp16'] exits with return code = -7", "crash", None),  # noqa: E501
         ("2026-11-04 16:03:15.140058: E coordination_service.cc:954] /job:jax_worker/replica:0/task:37 has been set to ERROR: UNAVAILABLE: Task /job:jax_worker/replica:0/task:37 heartbeat timeout.", "crash", 37),  # noqa: E501
         ("2026-11-04 02:10:11.120500: F client.h:80] Terminating process because the JAX distributed service detected fatal errors.", "crash", None),  # noqa: E501
         ("(raylet) [2026-11-04 15:18:33,592 E 30307 30344] (raylet) node_manager.cc:2963: System memory low at node with IP 172.17.0.2.", "out_of_memory", None),  # noqa: E501

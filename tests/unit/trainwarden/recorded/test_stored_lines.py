@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.detectors.last_words.judged import TIMED_OUT, judged, raised, steps
 from trainwarden.recorded import logs
-from trainwarden.recorded.logs import BLOCK, KEPT, StoredLines, stored
+from trainwarden.recorded.stored_lines import BLOCK, KEPT, StoredLines, stored
 
 LINES = [f"line {number} \u00e9" if number % 7 else "" for number in range(3 * BLOCK * KEPT + 5)]
 
