@@ -6,6 +6,7 @@ copies of one finding are one finding, and an application's error line that the 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from pathlib import Path
 from typing import Annotated, Final
@@ -33,6 +34,13 @@ _ANY_ERROR: Final = "generic.error"
 _BUS: Final = "kernel.pcie_aer"
 _HANGS_OF_CARDS: Final = "amdgpu.reset"
 _PINGED: Final = "slurm.not_responding"
+# What the kernel says as it waits for a server: it counts where steps stop or slow.
+_WAITS: Final = re.compile(
+    r"nfs: server \S{1,253} not responding, still trying|will wait for recovery to complete"
+    r"|CIFS: .{0,80}has not responded in [0-9]{1,6} seconds"
+)
+_WAITED_S: Final = 300.0  # so long it may still slow steps: data is read ahead
+_SLOWED: Final = 2.0  # times the usual step
 _KILLED: Final = "Killed process"
 _FORERUN_S: Final = 5.0  # so long a bus or card that complains may be the first sign of a device or port that is lost
 ENDED: Final = frozenset({"slurm.time_limit", "slurm.cancelled", "user.signal"})
@@ -212,6 +220,7 @@ class LogWindow(WholeMemory):
             self._complaints.complain(line.node, line.line)
         # Each device has findings of its own, and what is grave is no copy of what is not.
         of_kind = f"{rule.id}/{key}/{device}/{role}/{kind}" if device else f"{rule.id}/{key}"
+        of_kind += "/waits" if _WAITS.search(line.line) else ""
         lost = (one for one in self._recent.values() if finding.rule == _BUS and _lost_beside(one, finding))
         known = next(lost, None) or self._recent.get(of_kind) or self._of_same_device(finding) or self._of_card(finding)
         if known is not None and line.time_s - known.last_s <= self._config.same_finding_s:
@@ -302,6 +311,9 @@ class LogWindow(WholeMemory):
         if finding.rule == _PINGED and self._steps_on(window):
             finding.dropped = moved_on(window, None, finding.since_s) is True
             return
+        if _WAITS.search(finding.line) and self._steps_on(window) and not self._slowed(window, finding.since_s):
+            finding.dropped = self._now_s - finding.last_s > _WAITED_S
+            return
         early = finding.rule == _BUS or (finding.kind == "nic_error" and finding.severity == "sev3")
         if early and not window.last and self._now_s - finding.since_read_s < _FORERUN_S:
             return
@@ -330,6 +342,13 @@ class LogWindow(WholeMemory):
         typical_s = float(quiet_median(job_duration_s(window, slice(-_TYPICAL_STEPS, None))))
         patience_s = max(self._config.unknown_step_s, self._config.survive_steps * typical_s)
         return bool(ends_s.size) and self._now_s - float(ends_s.max()) <= patience_s
+
+    def _slowed(self, window: Window, since_s: float) -> bool:
+        """Whether a step that ended after `since_s` took far longer than those before it."""
+        last = slice(-_TYPICAL_STEPS, None)
+        durations_s, later = job_duration_s(window, last), window.ends_s[last] > since_s
+        usual_s = float(quiet_median(durations_s[~later]))
+        return bool((durations_s[later] > _SLOWED * usual_s).any())
 
     def _patience_s(self, window: Window, column: int | None) -> float:
         """How long a rank may take to show that it has survived: until its next step, if it is there to make one."""

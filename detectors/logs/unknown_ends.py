@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from trainwarden.detectors.logs.loss_lines import goes_on
 from trainwarden.detectors.logs.rules import LogRules, shipped_rules
 from trainwarden.recorded.job import LogTable
 
@@ -55,6 +56,7 @@ def unknown_ends(logs: Iterable[LogTable], rules: LogRules | None = None) -> lis
     found = []
     for log in logs:
         looked = 0
+        stepped = set[int | None]()  # ranks that make a step behind the line that is looked at
         for place in range(len(log.lines) - 1, -1, -1):
             line = log.lines[place].strip()
             if not line:
@@ -62,7 +64,9 @@ def unknown_ends(logs: Iterable[LogTable], rules: LogRules | None = None) -> lis
             looked += 1
             if looked > LAST_LINES or _WELL.search(line):
                 break
-            if not _FAILS.search(line) or _HARMLESS.search(line) or _SYSTEM.search(line):
+            if goes_on(line):
+                stepped.add(log.ranks[place])
+            if log.ranks[place] in stepped or not _FAILS.search(line) or _HARMLESS.search(line) or _SYSTEM.search(line):
                 continue
             if (rule := rules.match(line)) is None or rule.role not in ("benign", "phase"):
                 found.append(UnknownEnd(log.file, place + 1, line[:MOST_CHARS]))

@@ -35,6 +35,7 @@ FEWEST_HEARD: Final = 6  # most of a node of eight
 OUTLIVED_STEPS: Final = 3  # step lines of one writer after which nothing before them was the end
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _FRAME: Final = " \t\u256d\u2500"  # rich draws a box around a traceback, its exception follows
+_BLANK: Final = " \t"
 _INSIDE: Final = frozenset(" \t\u2502\u2570")
 _RAISED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,120})(?::|$)")
 # What Python, its loggers and asyncio print of an exception that ends nothing: the traceback of it follows.
@@ -42,6 +43,12 @@ _CAUGHT: Final = re.compile(
     r"Exception ignored (?:in|on|while)\b|--- Logging error ---|Error in atexit\._run_exitfuncs|"
     r"Task exception was never retrieved|Exception in callback "
 )
+# A logger's line before a traceback that its program goes on without.
+_GOES_ON: Final = re.compile(
+    r"(?i)\b(?:skipp(?:ed|ing)|retry(?:ing)?|ignor(?:ed|ing)|(?:continu|proceed)(?:e|ing)\b.{0,40}\b(?:without|anyway)|"
+    r"fall(?:s|ing)? back|will try again|non[- ]fatal)\b"
+)
+_IS_RAISED: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,120}(?:Error|Exception)\b")
 _WARNING: Final = re.compile(r"\[?W[0-9]{3,4} [0-9]{2}:|WARNING\b")
 _ONE_RANK: Final = re.compile(
     r"(?i)\blocal grad|before data-parallel|\bRank ([0-9]{1,6})[:,] |\bon rank ([0-9]{1,6})\b"
@@ -118,7 +125,7 @@ def _follow(reader: _Reader, attempt: Attempt, order: Order, where: tuple[int, i
         if attempt.eventful or attempt.done:
             writer = (where[0], reader.tables[where[0]].ranks[where[1]])
             said = step_line(line)
-            if attempt.went_on(writer, said.step if said else None) >= OUTLIVED_STEPS:
+            if attempt.went_on(writer, said.step if said else None, order) >= OUTLIVED_STEPS:
                 if any(ending.failed for _, ending, _ in attempt.ends):
                     verdict = decide(attempt, order[0], at_end=False)
                     found.extend([verdict] if verdict is not None and verdict.cause is not None else [])
@@ -190,7 +197,10 @@ class _Reader:
         rest = writer_of(log.lines[place], log.label).rest
         self._warns = _WARNING.match(rest) is not None
         if np.isfinite(log.times_s[place]) and (stamp := self._stamps.read(rest)).end:
-            writer = writer_of(rest[stamp.end :].lstrip(" "), log.label)
+            after = rest[stamp.end :]
+            # The indent shows which lines are a traceback's: one character parts it from the stamp.
+            after = after[after[:1] in _BLANK :] if self.in_traceback(table, place) else after.lstrip(_BLANK)
+            writer = writer_of(after, log.label)
             rest = writer.rest
             if not writer.named and (inner := embedded(rest)) is not None:  # behind a logger's name and level
                 rest = inner.rest
@@ -217,11 +227,8 @@ class _Reader:
         if key in self._open:
             self._raised(attempt, order, where, line)
             return
-        if _CAUGHT.search(line, 0, MAX_PREFIX):
-            self._caught.add(key)
+        if self._catches(key, line):
             return
-        if line[:1] not in _INSIDE:  # asyncio names the future before the traceback
-            self._caught.discard(key)
         ending = self._endings.read(line)
         if ending is not None:
             self._ended(attempt, order, where[0], rank, ending)
@@ -230,6 +237,7 @@ class _Reader:
         if attempt.stalls and attempt.stalls[-1].order[1] == where[0] and (match := _MISSING_RANK.match(line)):
             attempt.stalls[-1].missing.add(int(match[1] or match[2]))
             return
+        attempt.counts.read(rank, line, order[0])
         rule = self._rules.match(line)
         if rule is not None and rule.id in _ABSENT:
             _note_absent(attempt, order, rule, line)
@@ -239,6 +247,17 @@ class _Reader:
         elif rule is not None:
             rule = as_said(rule, line)
             self._said(attempt, order, where, line, rule)
+
+    def _catches(self, key: tuple[int, int | None], line: str) -> bool:
+        """Note whether the next traceback of a writer ends nothing; whether `line` says just that."""
+        if _CAUGHT.search(line, 0, MAX_PREFIX):
+            self._caught.add(key)
+            return True
+        if line[:1] not in _INSIDE:  # asyncio names the future before the traceback
+            self._caught.discard(key)
+            if _GOES_ON.search(line, 0, MAX_PREFIX) and not _IS_RAISED.match(line):
+                self._caught.add(key)
+        return False
 
     def _in_traceback(self, key: tuple[int, int | None], line: str) -> bool:
         """Whether the line is one of a traceback, which is open until its exception."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from trainwarden.detectors.logs.ends.call_counts import CallCounts
 from trainwarden.detectors.logs.ends.endings import Ending
 from trainwarden.records import IncidentKind, Severity
 
@@ -125,9 +126,12 @@ class Attempt:
     done: Order | None = None
     steps: Counter[tuple[int, int | None]] = field(default_factory=Counter)
     numbers: dict[tuple[int, int | None], int] = field(default_factory=dict)  # of the newest of these steps
+    newest: dict[tuple[int, int | None], Order] = field(default_factory=dict)  # their newest step lines
+    counts: CallCounts = field(default_factory=CallCounts)
 
-    def went_on(self, writer: tuple[int, int | None], number: int | None) -> int:
+    def went_on(self, writer: tuple[int, int | None], number: int | None, order: Order) -> int:
         """Note a step line of `writer`, and how many steps it has told of; several threads may tell of one."""
+        self.newest[writer] = order
         if number is None or self.numbers.get(writer) != number:
             self.steps[writer] += 1
         if number is not None:
@@ -171,8 +175,7 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
     if attempt.stopped_by is not None and attempt.stopped_by < first:
         return Verdict(None, "it was ended from outside", now_s, explained=True)
     if any(time_s <= first[0] + NEAR_S for time_s, _ in attempt.devices):
-        who = {(rank, ending.node) for _, ending, rank in failed}
-        rank, node = who.pop() if len(who) == 1 else (None, None)
+        rank, node = _only_one(failed)
         since_s = _since_s(attempt, now_s)
         return Verdict(None, "a device or node failed", since_s, explained=True, rank=rank, node=node)
     if attempt.causes:
@@ -180,8 +183,16 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
     stalled = attempt.stalls and first[0] - attempt.stalls[-1].order[0] <= NEAR_S  # a coordinator warns every minute
     if stalled and at_end and all(rank is None for _, _, rank in failed):
         return _by_stall(attempt)
-    found = _by_ending(attempt, failed, now_s) or _by_waiting(attempt, now_s, at_end=at_end)
+    found = _by_ending(attempt, failed, now_s) or _by_counts(attempt) or _by_waiting(attempt, now_s, at_end=at_end)
     return found or (_by_consequences(attempt, failed) if at_end else None)
+
+
+def _only_one(failed: Ends) -> tuple[int | None, str | None]:
+    """The only rank that launchers saw end by itself, and its node: who names no rank may tell of the same process."""
+    ranks = {rank for _, _, rank in failed if rank is not None}
+    of_rank = [ending.node for _, ending, rank in failed if rank is not None or not ranks]
+    nodes = {node for node in of_rank if node}
+    return (ranks.pop() if len(ranks) == 1 else None), (nodes.pop() if len(nodes) == 1 and len(ranks) <= 1 else None)
 
 
 def _since_s(attempt: Attempt, now_s: float) -> float:
@@ -194,7 +205,9 @@ def _by_cause(attempt: Attempt, failed: Ends, now_s: float, *, at_end: bool) -> 
     after = [order[0] for order, _, _ in attempt.ends if order > cause.order]
     after += [order[0] for order, _ in attempt.followed if order[1:] != cause.order[1:]]
     if not after:
-        alone = at_end and cause.left <= FEW_LINES and now_s - cause.time_s <= NEAR_S
+        # Whoever makes a step after it has gone on: these are not its last words.
+        outlived = attempt.newest.get((cause.order[1], cause.rank), cause.order) > cause.order
+        alone = at_end and not outlived and cause.left <= FEW_LINES and now_s - cause.time_s <= NEAR_S
         if not alone or not cause.telling:
             return Verdict(None, "nothing ended by it", now_s)
     then = _then(attempt, failed)
@@ -314,6 +327,18 @@ def _by_stall(attempt: Attempt) -> Verdict:
         rule="silent.ranks", kind=last.kind, severity="sev2",
     )  # fmt: skip
     return Verdict(cause, "", first[0])
+
+
+def _by_counts(attempt: Attempt) -> Verdict | None:
+    """The ranks that have enqueued less than the call that the others gave up, by their watchdogs' own counts."""
+    behind = attempt.counts.behind()
+    if behind is None:
+        return None
+    cause = Cause(
+        order=(behind.since_s, 0, 0), rank=behind.ranks[0] if len(behind.ranks) == 1 else None, node=None, file="",
+        line=behind.words, rule="silent.ranks", kind="hang", severity="sev2",
+    )  # fmt: skip
+    return Verdict(cause, "", behind.since_s)
 
 
 def _by_waiting(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
