@@ -15,7 +15,9 @@ from trainwarden.formats import CATALOG
 from trainwarden.formats.collected import parts_of
 from trainwarden.formats.protocol import GENERIC, LIKELY, SURE, Format
 from trainwarden.formats.source import Source
-from trainwarden.formats.unjudged import recognised
+from trainwarden.formats.text.log_text import NAME as TEXT
+from trainwarden.formats.text.log_text import goes_on_as_log
+from trainwarden.formats.unjudged import is_answer, recognised
 from trainwarden.recorded import folder as recorded
 from trainwarden.recorded.files import reading
 
@@ -62,7 +64,10 @@ def sniffed(source: Source) -> tuple[str | None, float]:
             return best, certain
     best, certain = _fitting(name, head)
     if certain < SURE and recognised(head) is not None:
-        return None, 0.0  # a report with stamps of its own is no log
+        # A report with stamps of its own is no log, but what is pasted behind one may be.
+        if not (is_answer(head) and goes_on_as_log(head)):
+            return None, 0.0
+        return TEXT, max(certain, LIKELY)
     return best, certain
 
 

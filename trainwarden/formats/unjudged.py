@@ -10,6 +10,7 @@ _LOOKED_AT: Final = 4_000  # characters
 _PORTS: Final = "give `ethtool -S`, `ibstat` or `perfquery`, again and again"
 _HOST: Final = "give node_exporter's text or telegraf's lines of the same host"
 _STUCK: Final = "give flight-recorder dumps of all ranks, `ncclras -v` or the log"
+_WHOLE: Final = ("a report of pytest", "the table of PyTorch's profiler", "results of nccl-tests")
 _PODS: Final = "an answer of `kubectl get pods`"
 _GPUS: Final = "give `dcgmi dmon`, dcgm-exporter's text or `nvidia-smi -q -l`"
 
@@ -18,6 +19,11 @@ class _Known(NamedTuple):
     pattern: re.Pattern[str]
     what: str
     remedy: str
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is a command's answer, behind which a terminal's text may go on: no whole file of its kind."""
+        return r"\A" not in self.pattern.pattern and not self.what.startswith(_WHOLE)
 
 
 # Each pattern is bounded and stands at the start of a line: linear time. Sources: the programs' own output.
@@ -78,6 +84,22 @@ def recognised(head: str) -> str | None:
     'the settings of a port (`ethtool DEVICE'
     >>> recognised("step 1 loss 2.0\\n")
     """
-    start = head[:_LOOKED_AT].replace("\r\n", "\n")
-    found = next((one for one in _KNOWN if one.pattern.search(start)), None)
+    found = _known(head)
     return None if found is None else f"{found.what}; {found.remedy}"
+
+
+def is_answer(head: str) -> bool:
+    """Whether a text begins with a command's answer, as people paste it before the log that they mean.
+
+    Examples
+    --------
+    >>> is_answer("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\\nstep 1 loss 2.0\\n"), is_answer("step 1 loss 2.0")
+    (True, False)
+    """
+    found = _known(head)
+    return found is not None and found.is_answer
+
+
+def _known(head: str) -> _Known | None:
+    start = head[:_LOOKED_AT].replace("\r\n", "\n")
+    return next((one for one in _KNOWN if one.pattern.search(start)), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwarden.catalogue import Metric, add, added
-from trainwarden.cli.ask.judging.detect_answer import answered, judges, of_no_form
+from trainwarden.cli.ask.judging.detect_answer import AMOUNTS, answered, judges, of_no_form
 from trainwarden.cli.shared.machine import one_blas_thread
 from trainwarden.cli.shared.options import time_of
 from trainwarden.errors import ConfigError, DataError, DetectorError, WardenError
@@ -201,6 +201,7 @@ def _answer(result: Any, found: dict[str, Any], facts: Sequence[Any]) -> dict[st
     """What is added to `found`, the object of a replayed job: the answer, and who has judged."""
     import numpy as np
 
+    from trainwarden.detectors.logs.of_training import tells_of_training
     from trainwarden.detectors.logs.unknown_ends import unknown_ends
 
     job, known = result.job, not of_no_form(found)
@@ -213,7 +214,13 @@ def _answer(result: Any, found: dict[str, Any], facts: Sequence[Any]) -> dict[st
     steps = found["input"]["iterations"] or found["input"].get("collectives")
     stepless = not steps and any(isinstance(fact, HeartbeatRecord) and fact.ranks for fact in facts)
     ends = unknown_ends(job.logs) if judged_by and not result.incidents else []
-    return answered(found, judged_by, stepless=stepless, ends=ends)
+    wordless = _of_logs_alone(found["input"]) and not result.incidents and not facts and not tells_of_training(job.logs)
+    return answered(found, judged_by, stepless=stepless, ends=ends, wordless=wordless)
+
+
+def _of_logs_alone(amounts: Mapping[str, Any]) -> bool:
+    """Whether log lines are all that was read."""
+    return bool(amounts.get("log_lines")) and not any(amounts.get(key) for key in AMOUNTS if key != "log_lines")
 
 
 def _believed(result: Any) -> Any:

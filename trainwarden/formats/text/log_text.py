@@ -41,6 +41,12 @@ _CALLED: Final = re.compile(
     r"(?<![A-Za-z0-9.])((?:node|host|dgx|compute|trn)[-_]?[0-9]{1,5}|ip(?:-[0-9]{1,3}){4}"
     r"|(?:10\.[0-9]{1,3}|172\.(?:1[6-9]|2[0-9]|3[01])|192\.168)(?:\.[0-9]{1,3}){2})(?![A-Za-z0-9]|\.[0-9])"
 )
+# Of these lines a program's log has several, a terminal's answer none.
+_TRAINS: Final = re.compile(
+    r"Traceback \(most recent call last\)|^[A-Za-z_.]{0,80}[A-Z][A-Za-z]{2,40}Error: |\bNCCL (?:INFO|WARN)|"
+    r"torch/distributed/|srun: |ChildFailedError|exits with return code"
+)
+_FEWEST_OF_TRAINING: Final = 3
 _ENDLESS: Final = 16_384  # characters of a line that tells nothing: no program logs so
 _FEWEST: Final = 0.05  # of the lines
 
@@ -86,6 +92,24 @@ def is_plain(head: str) -> bool:
     """
     printable = sum(map(str.isprintable, head[:LOOKED_AT])) > 0.9 * len(head[:LOOKED_AT])
     return bool(head) and printable and max(map(len, head.split("\n"))) < _ENDLESS
+
+
+def goes_on_as_log(head: str) -> bool:
+    """Whether a text that begins as another tool's answer goes on as the log of a training.
+
+    Examples
+    --------
+    >>> goes_on_as_log("GPU 0: NVIDIA H100 (UUID: GPU-1)\\n" + "[rank0]: step 1 loss 2.0\\n" * 3)
+    True
+    >>> goes_on_as_log("GPU 0: NVIDIA H100 (UUID: GPU-1)\\n" * 8)
+    False
+    """
+    lines = [line[:400] for line in head.replace("\r", "\n").split("\n") if line.strip()]
+    return sum(_of_training(line) for line in lines[: 4 * LOOKED_AT]) >= _FEWEST_OF_TRAINING
+
+
+def _of_training(line: str) -> bool:
+    return bool(_TRAINS.search(line)) or writer_of(line).named or step_line(line) is not None
 
 
 def _tells(line: str) -> bool:

@@ -54,6 +54,10 @@ def judges(detectors: Mapping[str, Any], abstained: Mapping[str, str], *, facts:
 STEPLESS: Final = Blind(
     "ranks were seen, but no training step of them", "record iterations, or let the job run longer (docs/data.md)"
 )
+WORDLESS: Final = Blind(
+    "no line of the log tells of a training step, a loss or a rank's end, nor does a machine speak there",
+    "give the training's own log, whole (docs/data.md)",
+)
 RAS_ONCE: Final = Blind(
     "every rank answers NCCL's RAS service, and counts of calls differ while a job runs as well",
     "give a second answer, some seconds later",
@@ -61,7 +65,12 @@ RAS_ONCE: Final = Blind(
 
 
 def answered(
-    job: Mapping[str, Any], judged_by: list[str], *, stepless: bool = False, ends: Sequence[UnknownEnd] = ()
+    job: Mapping[str, Any],
+    judged_by: list[str],
+    *,
+    stepless: bool = False,
+    ends: Sequence[UnknownEnd] = (),
+    wordless: bool = False,
 ) -> dict[str, Any]:
     """What is added to a job's object: the answer, who judged, and what was not judged.
 
@@ -71,6 +80,8 @@ def answered(
         Lines of a failure by which logs end, of which no incident came.
     stepless : bool
         Whether heartbeats of ranks are all that is known of a job's progress: it may hang before its first step.
+    wordless : bool
+        Whether logs are all that was read, and no line of them is of a training or of a machine.
 
     Examples
     --------
@@ -79,7 +90,7 @@ def answered(
     'not judged'
     """
     blind = [_unknown(one) for one in ends[:MOST_REASONS]]
-    blind = blind or ([STEPLESS] if stepless else [] if judged_by else _blind(job))
+    blind = blind or ([STEPLESS] if stepless else [WORDLESS] if wordless else [] if judged_by else _blind(job))
     answer: Answer = INCIDENT if job["incidents"] else NOT_JUDGED if blind else HEALTHY
     return {"answer": answer, "judged_by": judged_by, "not_judged": msgspec.to_builtins(blind)}
 
