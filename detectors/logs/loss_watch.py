@@ -132,6 +132,8 @@ class LossWatch(WholeMemory):
     def score(self, window: Window) -> Vote:
         """What is strange and since when; normal if nothing is."""
         found = [one for one in self._series.values() if one.strange >= self._enough(one)]
+        if any(not one.finite for one in found):  # what was no number first, however few times yet, says what began
+            found = [one for one in self._series.values() if one.strange and not one.finite]
         if found:
             return self._vote(found)
         if not self._series:
@@ -165,7 +167,7 @@ class LossWatch(WholeMemory):
         return self._config.not_finite if one.quantity == "loss" or one.applied else 10 * self._config.not_finite
 
     def _vote(self, found: list[Series]) -> Vote:
-        first = min(found, key=lambda one: (one.finite, one.quantity != "loss", one.since_s))
+        first = min(found, key=lambda one: (one.finite, one.since_s, one.quantity != "loss"))
         like = [one for one in self._series.values() if one.quantity == first.quantity]
         same = sum(one.quantity == first.quantity for one in found)
         what = f"spikes at {first.value:.4g} from {first.level:.4g}" if first.finite else f"is {first.value}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -13,12 +14,17 @@ from trainwarden.detectors.logs.ends.endings import shipped_endings
 from trainwarden.detectors.logs.loss_lines import goes_on
 from trainwarden.detectors.logs.rules import shipped_rules
 from trainwarden.recorded.job import Floats, LogTable
+from trainwarden.recorded.log_stamps import iso_time_s
 
 UNSTAMPED_S: Final = 1.0  # lines of a file without any time stamp are taken to be so far apart
 WIDE_S: Final = 60.0  # between stamps that are nearer the last one is good enough
 _NEWEST: Final = 4096  # lines of a file in which its last step and what follows it stand
 _LEAST_S: Final = 0.001  # behind the step that came before
 _TRACEBACK: Final = "Traceback (most recent call last)"
+# slurmstepd's words have no stamp in front.
+_ENDED_AT: Final = re.compile(
+    r"\*\*\* (?:JOB|STEP) \S{1,40} ON \S{1,200} CANCELLED AT ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8})\b"
+)
 _TIMEOUT: Final = re.compile(r"Timeout\(ms\)=([0-9]{1,12})")
 
 
@@ -65,6 +71,7 @@ def line_times(log: LogTable, start_s: float) -> Floats:
     >>> line_times(of([0.0, np.nan, np.nan, np.nan, 9000.0], lines), 0.0).tolist()
     [0.0, 4500.0, 9000.0, 9000.0, 9000.0]
     """
+    log = _with_ends(log)
     known = np.isfinite(log.times_s)
     if not known.any():
         return np.asarray(start_s + UNSTAMPED_S * np.arange(log.times_s.size))
@@ -75,6 +82,30 @@ def line_times(log: LogTable, start_s: float) -> Floats:
     for number in np.flatnonzero(wide).tolist():
         _spread(times_s, log.lines, int(stamped[number]), int(stamped[number + 1]))
     return times_s
+
+
+def _with_ends(log: LogTable) -> LogTable:
+    """`log` with the times in the scheduler's own words, where they fit between the stamps around them.
+
+    Examples
+    --------
+    >>> lines = ["a", "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 1970-01-01T00:01:00 DUE TO TIME LIMIT ***", "b"]
+    >>> _with_ends(LogTable("a.err", np.array([5.0, np.nan, 70.0]), (None,) * 3, (None,) * 3, lines)).times_s.tolist()
+    [5.0, 60.0, 70.0]
+    """
+    untold = np.flatnonzero(~np.isfinite(log.times_s[-_NEWEST:])) + max(0, log.times_s.size - _NEWEST)
+    told = {place: match[1] for place in untold.tolist() if (match := _ENDED_AT.search(log.lines[place]))}
+    if not told:
+        return log
+    times_s = log.times_s.copy()
+    for place, text in told.items():
+        before, behind = times_s[:place], times_s[place + 1 :]
+        time_s = iso_time_s(text)
+        late = before[np.isfinite(before)][-1:] <= time_s
+        early = behind[np.isfinite(behind)][:1] >= time_s
+        if late.all() and early.all() and late.size + early.size:
+            times_s[place] = time_s
+    return replace(log, times_s=times_s)
 
 
 def began_s(line: str, time_s: float) -> float:

@@ -27,6 +27,7 @@ _OUTSIDE: Final = re.compile(
     r"Disk quota exceeded|Max retries exceeded with url|(?:Slow|ServiceUnavail)\w{1,10}\) when calling|"
     r"couldn't connect to 'https?://|LocalEntryNotFoundError"
 )
+_HEARTBEAT: Final = "jax.heartbeat"
 _ELSEWHERE: Final = frozenset({"cloud.credentials"})  # no host of the job has a part in it
 _SIGNAL_NAMES: Final = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
 _MEANS: Final = {
@@ -178,6 +179,8 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
         rank, node = _only_one(failed)
         since_s = _since_s(attempt, now_s)
         return Verdict(None, "a device or node failed", since_s, explained=True, rank=rank, node=node)
+    if (silent := _by_heartbeat(attempt, failed)) is not None:
+        return silent
     if attempt.causes:
         return _by_cause(attempt, failed, now_s, at_end=at_end)
     stalled = attempt.stalls and first[0] - attempt.stalls[-1].order[0] <= NEAR_S  # a coordinator warns every minute
@@ -185,6 +188,21 @@ def decide(attempt: Attempt, now_s: float, *, at_end: bool) -> Verdict | None:
         return _by_stall(attempt)
     found = _by_ending(attempt, failed, now_s) or _by_counts(attempt) or _by_waiting(attempt, now_s, at_end=at_end)
     return found or (_by_consequences(attempt, failed) if at_end else None)
+
+
+def _by_heartbeat(attempt: Attempt, failed: Ends) -> Verdict | None:
+    """A coordinator missed one rank's heartbeats before anything else was said: who aborts afterwards only follows."""
+    missed = [(order, ending, rank) for order, ending, rank in failed if ending.id == _HEARTBEAT and rank is not None]
+    if not missed or len({rank for _, _, rank in missed}) > 1:
+        return None
+    order, ending, rank = min(missed, key=lambda one: one[0])
+    if any(cause.order < order or cause.rank == rank for cause in attempt.causes):
+        return None
+    cause = Cause(
+        order=order, rank=rank, node=ending.node, file="", line=f"rank {rank} sent no heartbeats any more, says the "
+        f"coordinator ({ending.id}); its own log tells why", rule="process.exit", kind="crash", severity="sev2",
+    )  # fmt: skip
+    return Verdict(cause, "", order[0])
 
 
 def _only_one(failed: Ends) -> tuple[int | None, str | None]:

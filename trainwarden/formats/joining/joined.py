@@ -27,6 +27,7 @@ from trainwarden.formats.joining.named_ranks import losses_with_ranks, with_rank
 from trainwarden.formats.steps import DERIVED
 from trainwarden.formats.text.data_times import data_waits
 from trainwarden.formats.text.extreme_ranks import extreme_ranks
+from trainwarden.formats.text.own_times import own_times
 from trainwarden.formats.text.rank_times import rank_times
 from trainwarden.formats.text.step_times import steps_of, with_step_times
 from trainwarden.formats.verdicts import LEAST_RANKS, is_verdict
@@ -85,7 +86,8 @@ def _steps_and_logs(
         *traced,
     )
     logs = tuple(with_step_times(log) for log in logs) if not iterations else logs
-    logs = (*logs, *rank_times(logs), *_of_stacks(gathered, logs), *_of_kernels(gathered, job.folder))
+    logs = (*logs, *rank_times(logs), *own_times(logs))
+    logs = (*logs, *_of_stacks(gathered, logs), *_of_kernels(gathered, job.folder))
     told = steps_of(logs) if logs and not iterations else None
     if told is not None:
         iterations = [told]
