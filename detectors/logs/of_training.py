@@ -18,6 +18,8 @@ _SAYS: Final = re.compile(
     r"\b(?:systemd|slurm(?:d|ctld|stepd)|kubelet|dockerd|containerd|nvidia-fabricmanager|nhc|raylet|gcs_server)\b|"
     r"\bNVRM: |^(?:Name|Events|Node|LAST SEEN|NAMESPACE|NAME): {0,40}|\b(?:Normal|Warning) {1,20}[A-Z][A-Za-z]{2,40} "
 )
+# Docker counts what it builds in the same word.
+_BUILDS: Final = re.compile(r"^(?:#[0-9]{1,4} )?(?:[0-9.]{1,9} )?Step [0-9]{1,4}/[0-9]{1,4} : [A-Z]{3,12} ")
 _MOST_CHARS: Final = 400
 
 
@@ -35,6 +37,8 @@ def tells_of_training(logs: Iterable[LogTable]) -> bool:
 
 
 def _find(line: str) -> bool:
+    if _BUILDS.match(line):
+        return False
     return bool(_SAYS.search(line)) or goes_on(line) or shipped_endings().read(line) is not None
 
 

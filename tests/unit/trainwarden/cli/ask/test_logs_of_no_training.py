@@ -26,7 +26,10 @@ LIST = [
 ]
 
 
-@pytest.mark.parametrize("lines", [BUILD, BANNER])
+OLD_BUILD = ["Step 1/9 : FROM nvcr.io/nvidia/pytorch:24.10-py3", " ---> 0a1b2c3d", "Successfully built 0a1b2c3d"]
+
+
+@pytest.mark.parametrize("lines", [BUILD, OLD_BUILD, BANNER])
 def test_a_log_without_a_step_or_a_machine_is_not_healthy(tmp_path: Path, lines: list[str]) -> None:
     assert answered(tmp_path, "train.log", lines)[0] == "not judged"
     assert answered(tmp_path, "more.log", [*lines, *steps("08:05:00", 30)])[0] == "healthy"
