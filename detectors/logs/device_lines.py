@@ -56,7 +56,10 @@ _NODES: Final = (
     re.compile(r"\bNEURON_HW_ERR=.{0,200}? hostname=([A-Za-z0-9][A-Za-z0-9_.-]{0,62})"),
     re.compile(r"\bNode ([a-z0-9][a-z0-9.-]{0,252}) status is now: NodeNotReady\b"),  # of Kubernetes' node controller
     # slurmctld's own log (node_mgr.c, job_mgr.c); what slurmstepd calls ON is the first node of the step.
-    re.compile(r"\berror: Nodes? ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}) (?:not responding|taken out by Slurm)\b"),
+    re.compile(
+        r"\berror: Nodes? ([A-Za-z0-9][A-Za-z0-9_.-]{0,62}(?:\[[0-9,-]{1,200}\])?) "
+        r"(?:not responding|taken out by Slurm)\b"
+    ),
     re.compile(r"\b(?:failed|failure of|missing from batch) node ([A-Za-z0-9][A-Za-z0-9_.-]{0,62})(?= |$)"),
     re.compile(r"slurmctld: .{0,120}?\b[Nn]ode[ =]([A-Za-z0-9][A-Za-z0-9_.-]{0,62})(?: state |: | unexpectedly )"),
     re.compile(r"\b[Nn]ode with (?:node|client) (?:id|ID):? \S{1,80} and (?:ip|address): ([0-9A-Fa-f.:]{2,45})"),
@@ -64,6 +67,7 @@ _NODES: Final = (
 )
 _AGENT: Final = "torch/distributed/run.py"  # torchrun's first line: a task of srun is then a node's launcher
 _MAX_RANKS: Final = 65_536
+_MOST_LISTED: Final = 64  # nodes of one list
 _TASK: Final = re.compile(r": task ([0-9]{1,6}): ")  # of srun; one that has ended alone
 _DETAILS: Final = ("Severity ", "Data {")  # further lines of the SXid before, which says Fatal or Non-fatal
 # Xids whose line carries the driver's own severity (NVLink 5, R570 and newer).
@@ -109,6 +113,26 @@ def node_said(line: str) -> str | None:
     ('gpu-09', None)
     """
     return next((match[1] for one in _NODES if (match := one.search(line))), None)
+
+
+def nodes_listed(name: str) -> list[str]:
+    """The nodes that a name means, as slurmctld writes several; itself where it is of one.
+
+    Examples
+    --------
+    >>> nodes_listed("node[03,05-06]"), nodes_listed("gpu-07")
+    (['node03', 'node05', 'node06'], ['gpu-07'])
+    """
+    stem, bracket, rest = name.partition("[")
+    if not bracket:
+        return [name]
+    found = []
+    for part in rest.rstrip("]").split(",")[:_MOST_LISTED]:
+        low, _, high = part.partition("-")
+        if low.isdigit() and (high or low).isdigit():
+            numbers = range(int(low), min(int(high or low), int(low) + _MOST_LISTED) + 1)
+            found += [f"{stem}{number:0{len(low)}d}" for number in numbers]
+    return found[:_MOST_LISTED] or [name]
 
 
 def task_said(line: str) -> int | None:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from trainwarden.detectors.job.window import Window
-from trainwarden.detectors.logs.device_lines import node_said, of_previous
+from trainwarden.detectors.logs.device_lines import node_said, nodes_listed, of_previous
 from trainwarden.records import EventRecord, IncidentKind, Severity, Suspect, Vote
 
 EVENT_KIND: Final = "last_words"  # of an event: how a recorded job ended, by all its logs
@@ -203,15 +203,16 @@ def finding_vote(kind: IncidentKind, findings: list[Finding]) -> Vote:
     shared = len({one.rank for one in findings if one.rank is not None}) > 1 and (len(nodes) > 1 or "" in nodes)
     if kind == "storage" and shared:
         named = []  # what ranks of several nodes share is none's own
+    of_nodes = [(one, node) for one in named for node in nodes_listed(one.node)]
     suspects = tuple(
         Suspect(
-            score=1.0 if place == 0 else 0.5,
+            score=1.0 if finding is of_nodes[0][0] else 0.5,
             reason=finding.line[:200],
             rank=finding.rank,
-            node=finding.node or None,
+            node=node or None,
             device=finding.device,
         )
-        for place, finding in enumerate(named[:MAX_SUSPECTS])
+        for finding, node in of_nodes[:MAX_SUSPECTS]
     )
     return Vote(
         opinion="anomalous", score=0.95, kind=kind,

@@ -56,3 +56,9 @@ def test_the_pod_that_was_evicted_is_named(tmp_path: Path) -> None:
     said = "2026-11-04T08:05:10Z  Warning  Evicted  pod/llm-1  The node was low on resource: ephemeral-storage."
     (found,) = judged(tmp_path, {"events.log": [said], "train.log": steps("08:05:00", 30)})
     assert (found.kind, found.suspects[0].node) == ("storage", "llm-1")
+
+
+def test_each_node_that_slurmctld_lists_is_named(tmp_path: Path) -> None:
+    said = "[2026-11-04T08:05:30.000] error: Nodes node[03,05] not responding, setting DOWN"
+    (found,) = judged(tmp_path, {"slurmctld.log": [said], "train.log": steps("08:05:00", 30)})
+    assert (found.kind, [one.node for one in found.suspects]) == ("node_lost", ["node03", "node05"])
