@@ -106,6 +106,7 @@ class CpuTime(WholeMemory):
         self._second = -1
         self._nodes: tuple[str, ...] = ()
         self._restarts = 0
+        self._measured = False
         # Of each rank: log growth when it was named, log of its share before, growth now, since when, and which step.
         self._slow: Floats = np.zeros((5, 0))
 
@@ -118,13 +119,17 @@ class CpuTime(WholeMemory):
         if second <= self._second or len(window.ranks) < 2 or window.phase in _STARTING:
             return
         self._second = second
-        if np.isfinite(self._slow[0]).any() or _busy(measured(window, RECENT_S), window.nodes).any():
+        newest = measured(window, RECENT_S)
+        self._measured = self._measured or bool(np.isfinite(newest.on_cpu).any())
+        if np.isfinite(self._slow[0]).any() or _busy(newest, window.nodes).any():
             self._look(window)
 
     def score(self, window: Window) -> Vote:
         """The ranks that are slow, the slowest first."""
         if len(window.ranks) < 2:
             return abstain("fewer than two ranks")
+        if not self._measured:
+            return abstain("nothing tells how long ranks were on a processor")
         found = np.flatnonzero(np.isfinite(self._slow[0]))
         if not found.size:
             return Vote(opinion="normal")

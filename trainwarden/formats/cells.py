@@ -29,6 +29,8 @@ UNITS: Final[dict[str, tuple[str, float]]] = {
     "s": ("seconds", 1.0), "sec": ("seconds", 1.0), "secs": ("seconds", 1.0), "second": ("seconds", 1.0),
     "seconds": ("seconds", 1.0), "ms": ("seconds", 1e-3), "msec": ("seconds", 1e-3), "millis": ("seconds", 1e-3),
     "milliseconds": ("seconds", 1e-3), "us": ("seconds", 1e-6), "µs": ("seconds", 1e-6), "ns": ("seconds", 1e-9),
+    "ki": ("bytes", 1024.0), "mi": ("bytes", 1024.0**2), "gi": ("bytes", 1024.0**3), "ti": ("bytes", 1024.0**4),
+    "m": ("cores", 1e-3),  # Kubernetes' quantities
     "j": ("joules", 1.0), "mj": ("joules", 1e-3), "kj": ("joules", 1e3),
 }  # fmt: skip
 NOT_MEASURED: Final = frozenset({
@@ -48,6 +50,24 @@ _HEX: Final = re.compile(r"\s{0,8}0[xX]([0-9a-fA-F]{1,16})\s{0,8}$")
 _PSTATE: Final = re.compile(r"\s{0,8}P([0-9]{1,2})\s{0,8}$")
 _WIDTH: Final = re.compile(r"\s{0,8}(?:x([0-9]{1,2})|([0-9]{1,2})x)\s{0,8}$")
 _THOUSANDS: Final = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?$")
+
+
+_OF_RANK: Final = re.compile(
+    r"(?i)\s{0,4}(?:(?:global[ _-]?)?(?:ranks?|gpus?|workers?|trainers?|process|proc|r)[ _:#.=-]{0,2})?([0-9]{1,6})"
+    r"(?:\.0)?\s{0,4}$"
+)
+
+
+def rank_of_cell(cell: object) -> int | None:
+    """The rank that a cell names; None if it names none.
+
+    Examples
+    --------
+    >>> [rank_of_cell(cell) for cell in (3, "3.0", "rank0", "Rank 3", "gpu-5", "a3", "", -1)]
+    [3, 3, 0, 3, 5, None, None, None]
+    """
+    match = _OF_RANK.match(str(cell).strip('"')) if cell is not None else None
+    return int(match[1]) if match is not None else None
 
 
 class NotNumber(ValueError):

@@ -11,8 +11,8 @@ import pandas as pd
 from trainwarden.errors import DataError
 from trainwarden.formats import names
 from trainwarden.formats.building import contradicted, metric_table, too_many
-from trainwarden.formats.joining.named_ranks import by_rank
 from trainwarden.formats.protocol import Found, Misfit
+from trainwarden.formats.rank_tables import number_samples, quantity_of, reshaped
 from trainwarden.formats.roles import Roles, heading_of, of_gpus, roles_of
 from trainwarden.formats.series import by_series, numbered, panel_metric, written_unit
 from trainwarden.formats.stamps import Times
@@ -38,12 +38,9 @@ def interpreted(table: Table) -> Found:
     DataError
         With all its problems.
     """
-    frame = table.frame = _without_tags(table.frame)
-    ranked = by_rank(frame)
-    if ranked is not frame:
-        if table.lines is not None:  # a line holds a row of each rank
-            table.lines = list(table.lines) * (len(ranked) // max(1, len(frame)))
-        frame = table.frame = ranked
+    table.frame = _without_tags(table.frame)
+    reshaped(table)
+    frame = table.frame
     roles = roles_of(list(frame.columns), table.said)
     found = Found(rows=len(frame))
     if not len(frame):
@@ -51,6 +48,8 @@ def interpreted(table: Table) -> Found:
         return found
     _count_rows(table, roles)
     times = _times(table, roles)
+    if number_samples(table, roles):
+        roles, times = roles_of(list(table.frame.columns), table.said), None
     if roles.series is None and roles.value is not None and roles.value not in roles.as_metric:
         tag = _value_named(table, roles.value)
         frame = table.frame = frame.rename(columns={roles.value: tag})
@@ -78,6 +77,8 @@ def _value_named(table: Table, column: str) -> str:
     tag = tag_of(table.file)
     if names.metric_of(tag) is not None or names.duration_factor(tag) is not None or is_loss(tag):
         return tag
+    if (said := quantity_of(tag)) is not None:
+        return said
     heading = panel_metric(table.file, written_unit(table, [column])) if _PANEL in table.file else None
     return heading.name if heading is not None else tag
 

@@ -20,8 +20,8 @@ NODE: Final = ("node", "hostname", "host", "host_name", "nodename", "node_name",
 DEVICE: Final = ("device", "gpu", "gpu_index", "gpu_id", "gpuid", "gpu_idx", "gpu_num", "index", "local_rank",
                  "minor_number", "card", "device_id", "device_index", "gpu_uuid", "uuid", "pci.bus_id", "pci_bus_id",
                  "bdf", "entity", "serial", "gpu_bus_id", "bus_id", "pci.bus", "gpu.index", "gpu.id",
-                 "gpu_number", "gpu.uuid", "deviceid")  # fmt: skip
-RANK: Final = ("rank", "global_rank", "process_rank")
+                 "gpu_number", "gpu.uuid", "deviceid", "pod", "pod_name")  # fmt: skip
+RANK: Final = ("rank", "global_rank", "process_rank", "world_rank", "rank_id", "rankid", "trainer_rank", "worker_rank")
 MODEL: Final = ("model", "modelname", "gpu_name", "product_name", "card series", "card model", "device_name", "name",
                 "gpu name")  # fmt: skip
 _BLOCK: Final = re.compile(
@@ -63,8 +63,22 @@ _DURATIONS: Final = frozenset({
 _PARTS: Final = {
     "compute": "compute_s", "computation": "compute_s", "forward_backward": "compute_s", "fwd_bwd": "compute_s",
     "wait": "wait_s", "comm": "wait_s", "communication": "wait_s", "allreduce": "wait_s", "all_reduce": "wait_s",
-    "pause": "pause_s",
+    "nccl": "wait_s", "sync": "wait_s", "barrier": "wait_s", "collective": "wait_s", "pause": "pause_s",
+    "data": "data_s", "data_wait": "data_s", "dataloader": "data_s", "fetch": "data_s",
 }  # fmt: skip
+_OWN: Final = {
+    "compute": "compute_s", "computation": "compute_s", "computing": "compute_s", "fwdbwd": "compute_s",
+    "forward": "forward_s", "fwd": "forward_s", "backward": "backward_s", "bwd": "backward_s",
+    "optimizer": "optimizer_s", "optim": "optimizer_s",
+}  # fmt: skip
+_OF_DATA: Final = dict.fromkeys(("data", "dataloader", "loader", "dataloading", "input", "batch", "fetch"), "data_s")
+# Words beside these that say nothing else.
+_BESIDE: Final = frozenset({
+    "", "time", "times", "timing", "duration", "seconds", "sec", "secs", "s", "ms", "us", "ns", "msec", "milliseconds",
+    "millis", "mean", "avg", "average", "median", "p50", "train", "training", "gpu", "device", "rank", "local", "pass",
+    "step", "iter", "iteration", "per", "wait", "waiting", "waits", "load", "loading", "latency", "and", "kernel",
+    "kernels", "of", "total", "next",
+})  # fmt: skip
 _RATES: Final = frozenset({
     "steps_per_second", "steps_per_sec", "iterations_per_second", "it_s", "it/s", "iter_per_sec", "steps/s",
     "train_steps_per_second", "batches_per_second", "batches_per_sec", "global_step/sec", "global_steps_per_sec",
@@ -272,14 +286,30 @@ def part_factor(name: str) -> tuple[str, float | None] | None:
     --------
     >>> part_factor("compute_ms"), part_factor("timing/comm_time [us]"), part_factor("wait_s"), part_factor("compute")
     (('compute_s', 0.001), ('wait_s', 1e-06), ('wait_s', 1.0), None)
+    >>> part_factor("Forward pass (ms)"), part_factor("dataloader_wait_s"), part_factor("GPU compute time")
+    (('forward_s', 0.001), ('data_s', 1.0), ('compute_s', None))
     """
     bare = _last(name)
     match = _TIME.search(bare)
     unit = UNITS.get(unit_of(name)) or (("seconds", 1.0) if bare.endswith("_s") else None)
     part = _PARTS.get(bare[: match.start()]) if match is not None else None
-    if part is None or (unit is None and not bare.endswith("_time")) or (unit is not None and unit[0] != "seconds"):
+    timed = bare.endswith("_time")
+    if part is None:
+        part, timed = _part_of_words(bare), bool(_LASTS.intersection(_WORD.split(bare)))
+    if part is None or (unit is None and not timed) or (unit is not None and unit[0] != "seconds"):
         return None
     return part, None if unit is None else unit[1]
+
+
+def _part_of_words(bare: str) -> str | None:
+    """The part of a step that the words of a name tell, where none of them speaks of anything else."""
+    words = set(_WORD.split(bare)) - _BESIDE
+    both = bool(words & {"forward", "fwd"}) and bool(words & {"backward", "bwd"})
+    found = "compute_s" if both and words <= _OWN.keys() else None
+    for known in (_OWN, _OF_DATA):
+        parts = {known[word] for word in words if word in known}
+        found = found or (parts.pop() if len(parts) == 1 and words <= known.keys() else None)
+    return found
 
 
 def is_rate(name: str) -> bool:

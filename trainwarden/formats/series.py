@@ -135,7 +135,7 @@ def by_series(table: Table, roles: Roles, times: Floats | None) -> Found:
     """A long table: one row for each sample, the series' name in a cell, labels in others or behind the name."""
     assert roles.series is not None
     assert roles.value is not None
-    if times is None:
+    if times is None and roles.step is None:
         if not table.problems:
             table.problem(None, "", "no column holds times", COLUMNS_HELP)
         return Found()
@@ -151,7 +151,11 @@ def by_series(table: Table, roles: Roles, times: Floats | None) -> Found:
         str(name): pd.Series(losses if is_loss(str(name)) else numbers.values).where(codes == place)
         for place, name in enumerate(distinct)
     }
-    steps = _steps_of(table, roles, times, wide)
+    steps = _steps_of(table, roles, times, wide | {name: cells[name] for name in ("rank", "node") if name in cells})
+    if times is None:
+        if steps is None and not table.problems:
+            table.problem(None, "", "no column holds times", COLUMNS_HELP)
+        return steps or Found()
     for place, (series, written) in enumerate(zip(told, distinct, strict=True)):
         rows = np.flatnonzero(codes == place)
         heading = series.metric
@@ -173,13 +177,14 @@ def by_series(table: Table, roles: Roles, times: Floats | None) -> Found:
     return found
 
 
-def _steps_of(table: Table, roles: Roles, times: Floats, wide: dict[str, Any]) -> Found | None:
+def _steps_of(table: Table, roles: Roles, times: Floats | None, wide: dict[str, Any]) -> Found | None:
     """Step times among the series of a long table, as trackers export them."""
     if roles.step is None:
         return None
     step = Numbers(table.frame[roles.step].tolist()).values
-    frame = pd.DataFrame({"step": step, "time_s": times, **wide})
-    return steps_from(frame.groupby("step", as_index=False).first(), table.notes)
+    frame = pd.DataFrame({"step": step, **({} if times is None else {"time_s": times}), **wide})
+    keys = [name for name in ("step", "rank", "node") if name in frame.columns]
+    return steps_from(frame.groupby(keys, as_index=False, dropna=False).first(), table.notes)
 
 
 def numbered(table: Table, roles: Roles, times: Floats | None) -> pd.DataFrame | None:

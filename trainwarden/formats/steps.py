@@ -11,10 +11,12 @@ import pandas as pd
 
 from trainwarden.formats import names
 from trainwarden.formats.building import iteration_table
-from trainwarden.formats.cells import Numbers
+from trainwarden.formats.cells import UNITS, Numbers
 from trainwarden.formats.protocol import Found
 from trainwarden.formats.roles import Roles
-from trainwarden.formats.table import Table
+from trainwarden.formats.step_parts import NOTE as PARTS_NOTE
+from trainwarden.formats.step_parts import parts_of, step_of_parts
+from trainwarden.formats.table import Table, ranks_of
 from trainwarden.recorded.job import Floats, LogTable
 
 DERIVED: Final = "step times"  # that follow from something else, as notes of them begin
@@ -55,19 +57,32 @@ def steps_found(table: Table, roles: Roles, times: Floats | None) -> Found | Non
         if roles.duration == column or passed or _of_interest(str(column)):
             cells = table.frame[column].tolist()
             numbers = Numbers(_seconds(cells) if column in _CLOCKS else cells, comma=table.comma)
-            values: object = numbers.values
+            values: object = _in_seconds(numbers, str(column))
             if is_loss(str(column)):
                 values = losses_of(table.frame[column].tolist(), numbers.values)
             called = "duration" if roles.duration == column or (passed and _wobbles(numbers.values)) else str(column)
             columns[called] = values
             for row, text in numbers.bad:
                 table.problem(row, str(column), f"{text[:60]!r} is not a number", "leave the cell empty")
-    ids = {}
-    for word, owner in (("rank", roles.rank), ("node", roles.node)):
-        if owner is not None:
-            ids[word] = [None if cell is None else str(cell).strip() for cell in table.frame[owner].tolist()]
+    ids: dict[str, list[str | None]] = {}
+    if roles.rank is not None:
+        ids["rank"] = ranks_of(table, roles.rank)
+    if roles.node is not None:
+        ids["node"] = [None if cell is None else str(cell).strip() for cell in table.frame[roles.node].tolist()]
     frame = pd.DataFrame({**columns, **ids})
     return _noted(steps_from(frame, table.notes, of_run), table)
+
+
+def _in_seconds(numbers: Numbers, column: str) -> Floats:
+    """Values whose cells carry a unit of time as the column's name means them."""
+    said = UNITS.get(numbers.unit.lower())
+    if said is None or said[0] != "seconds":
+        return numbers.values
+    factor = names.duration_factor(column)
+    if factor is None:
+        part = names.part_factor(column)
+        factor = part[1] if part is not None else None
+    return np.asarray(numbers.values * (said[1] / (factor or 1.0)))
 
 
 def _noted(found: Found | None, table: Table) -> Found | None:
@@ -164,11 +179,7 @@ def steps_from(frame: pd.DataFrame, notes: list[str], of_run: bool = False) -> F
         for name in ("time_s", "rank", "node", "steps"):
             if name in frame.columns:
                 columns[name] = frame[name].to_numpy()
-        scale = 1e-3 if note.endswith(_TAKEN_MS) else 1.0
-        for column in frame.columns:
-            if (found_part := names.part_factor(str(column))) is not None:
-                part, factor = found_part
-                columns[part] = frame[column].to_numpy() * (scale if factor is None else factor)
+        columns |= parts_of(frame, 1e-3 if note.endswith(_TAKEN_MS) else 1.0)
         if (iterations := iteration_table(pd.DataFrame(columns))) is not None:
             found.iterations.append(replace(iterations, notes=(DERIVED,) if note.startswith(DERIVED) else ()))
     return found if found.iterations or found.logs else None
@@ -192,6 +203,8 @@ def _durations(frame: pd.DataFrame, of_run: bool) -> tuple[Floats | None, str]:
             scale = float(np.nanmedian(usual)) if usual is not None and np.isfinite(usual).any() else 1.0
             with np.errstate(divide="ignore"):
                 return scale * level / np.where(values > 0, values, np.nan), f"step times follow from {column}"
+    if (taken := step_of_parts(frame)) is not None:
+        return taken, PARTS_NOTE
     # A system metric has a count of its own samples, which are no steps: only who tells a loss tells of steps.
     told = of_run or any(is_loss(str(one)) for one in frame.columns)
     between = _between(frame) if told else None

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from trainwarden.formats import names
-from trainwarden.formats.cells import UNITS, Numbers
+from trainwarden.formats.cells import NOT_MEASURED, UNITS, Numbers, rank_of_cell
 from trainwarden.formats.protocol import Problem
 from trainwarden.formats.roles import Roles, device_name
 from trainwarden.prometheus.exporters import without_port
@@ -20,6 +20,7 @@ from trainwarden.recorded.job import Floats
 
 SIGNS_OF_TEXT: Final = 0.5  # a column of which more is no number holds words
 COLUMNS_HELP: Final = "say which columns are what: --columns time=COLUMN,device=COLUMN,METRIC=COLUMN (docs/data.md)"
+MAX_SHOWN: Final = 5
 _RATIO: Final = re.compile(r"_ratio$")
 
 
@@ -90,7 +91,7 @@ def owners(table: Table, roles: Roles, gpus: bool) -> dict[str, list[str | None]
     if roles.node is not None:
         found["node"] = [_host(cell) for cell in frame[roles.node].tolist()]
     if roles.rank is not None:
-        found["rank"] = _ranks(table, roles.rank)
+        found["rank"] = ranks_of(table, roles.rank)
     if roles.device is not None:
         found["device"] = [device_name(cell, gpus) for cell in frame[roles.device].tolist()]
     if roles.model is not None and roles.model != roles.device:
@@ -98,11 +99,18 @@ def owners(table: Table, roles: Roles, gpus: bool) -> dict[str, list[str | None]
     return found
 
 
-def _ranks(table: Table, column: str) -> list[str | None]:
-    numbers = Numbers(table.frame[column].tolist())
-    for row, text in numbers.bad:
-        table.problem(row, column, f"{shown(text)} is not a rank (a whole number from 0)")
-    return [str(int(value)) if np.isfinite(value) and 0 <= value < 1e6 else None for value in numbers.values]
+def ranks_of(table: Table, column: str) -> list[str | None]:
+    """The ranks of rows; what names none is a problem, what is blank none."""
+    cells = table.frame[column].tolist()
+    ranks = [rank_of_cell(cell) for cell in cells]
+    wrong = [row for row, rank in enumerate(ranks) if rank is None and not _blank(cells[row])]
+    for row in wrong[:MAX_SHOWN]:
+        table.problem(row, column, f"{shown(str(cells[row]))} is not a rank (a whole number from 0)")
+    return [None if rank is None else str(rank) for rank in ranks]
+
+
+def _blank(cell: object) -> bool:
+    return cell is None or str(cell).strip().strip('"').lower() in NOT_MEASURED
 
 
 def _host(cell: object) -> str | None:

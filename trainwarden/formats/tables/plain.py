@@ -9,6 +9,7 @@ from trainwarden.formats.cells import decimal_comma
 from trainwarden.formats.frames import header_cells, read_cells
 from trainwarden.formats.interpret import interpreted
 from trainwarden.formats.protocol import GENERIC, LIKELY, NEVER, Found, Misfit, Problem
+from trainwarden.formats.rank_tables import tells_ranks
 from trainwarden.formats.series import series_of
 from trainwarden.formats.source import Source
 from trainwarden.formats.steps import is_loss
@@ -35,7 +36,9 @@ class PlainTable:
         tabular = name.endswith((".csv", ".tsv", ".tab"))
         # Tables of GPUs without times are read in the order of their rows (rocm-smi --csv).
         gpus = any(names.known(cell, names.DEVICE) for cell in header) and sum(map(_of_gpu, header)) > 1
-        return LIKELY if (timed and told) or gpus else GENERIC if timed and tabular else NEVER
+        ranks = tells_ranks(header, name)
+        told = told or any(names.part_factor(cell) for cell in header)
+        return LIKELY if (timed and told) or gpus or ranks else GENERIC if timed and tabular else NEVER
 
     def read(self, source: Source, columns: Mapping[str, str]) -> Found:
         """See `trainwarden.formats.protocol.Format`."""
