@@ -19,7 +19,7 @@ from trainwarden.formats.roles import Roles, device_name
 from trainwarden.formats.steps import is_loss, losses_of, steps_from
 from trainwarden.formats.table import COLUMNS_HELP, Table, column_values, in_unit, owners
 from trainwarden.prometheus.exporters import who
-from trainwarden.recorded.job import Floats
+from trainwarden.recorded.job import Floats, Ints
 
 _LABELS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,80})\s{0,2}=~?\s{0,2}\"((?:[^\"\\]|\\.){0,400})\"")
 _BARE_LABELS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.]{0,80})=([^,{}\"]{1,200})")
@@ -136,16 +136,12 @@ def by_series(table: Table, roles: Roles, times: Floats | None) -> Found:
     assert roles.series is not None
     assert roles.value is not None
     if times is None and roles.step is None:
-        if not table.problems:
-            table.problem(None, "", "no column holds times", COLUMNS_HELP)
-        return Found()
+        return _without_times(table, None)
     numbers = Numbers(table.frame[roles.value].tolist(), comma=table.comma)
     for row, text in numbers.bad:
         table.problem(row, roles.value, f"{text[:60]!r} is not a number")
     codes, distinct = pd.factorize(table.frame[roles.series].astype(str))
-    told = [series_of(str(one)) for one in distinct]
     cells = {name: list(column) for name, column in owners(table, roles, True).items()}
-    parts = []
     losses = np.array(losses_of(table.frame[roles.value].tolist(), numbers.values), object)
     wide: dict[str, Any] = {
         str(name): pd.Series(losses if is_loss(str(name)) else numbers.values).where(codes == place)
@@ -153,28 +149,42 @@ def by_series(table: Table, roles: Roles, times: Floats | None) -> Found:
     }
     steps = _steps_of(table, roles, times, wide | {name: cells[name] for name in ("rank", "node") if name in cells})
     if times is None:
-        if steps is None and not table.problems:
-            table.problem(None, "", "no column holds times", COLUMNS_HELP)
-        return steps or Found()
-    for place, (series, written) in enumerate(zip(told, distinct, strict=True)):
+        return _without_times(table, steps)
+    found = steps or Found()
+    parts = _samples(numbers, times, codes, [str(one) for one in distinct], cells)
+    frame = pd.concat(parts, ignore_index=True) if parts else None
+    if frame is not None and (metrics := metric_table(frame)) is not None:
+        found.metrics.append(metrics)
+    return found
+
+
+def _without_times(table: Table, steps: Found | None) -> Found:
+    if steps is None and not table.problems:
+        table.problem(None, "", "no column holds times", COLUMNS_HELP)
+    return steps or Found()
+
+
+def _samples(
+    numbers: Numbers, times: Floats, codes: Ints, distinct: list[str], cells: dict[str, list[str | None]]
+) -> list[pd.DataFrame]:
+    """Samples of each series, but for durations of steps."""
+    parts = []
+    for place, written in enumerate(distinct):
+        series = series_of(written)
         rows = np.flatnonzero(codes == place)
         heading = series.metric
-        if heading is None and names.duration_factor(str(written)) is not None:
+        if heading is None and names.duration_factor(written) is not None:
             continue
-        values = in_unit(numbers.values[rows], numbers.unit, heading)
         own: dict[str, Any] = {"time_s": times[rows]}
         for name, said in (("node", series.node), ("device", series.device)):
             column = [cells[name][row] for row in rows] if name in cells else [None] * rows.size
             own[name] = [said or cell for cell in column]
         if "rank" in cells or series.rank is not None:
             own["rank"] = [cells["rank"][row] for row in rows] if "rank" in cells else [str(series.rank)] * rows.size
-        own[heading.name if heading is not None else str(written)] = values
+        values = in_unit(numbers.values[rows], numbers.unit, heading)
+        own[heading.name if heading is not None else written] = values
         parts.append(pd.DataFrame(own))
-    found = steps or Found()
-    frame = pd.concat(parts, ignore_index=True) if parts else None
-    if frame is not None and (metrics := metric_table(frame)) is not None:
-        found.metrics.append(metrics)
-    return found
+    return parts
 
 
 def _steps_of(table: Table, roles: Roles, times: Floats | None, wide: dict[str, Any]) -> Found | None:

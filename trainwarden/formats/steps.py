@@ -17,6 +17,7 @@ from trainwarden.formats.roles import Roles
 from trainwarden.formats.step_parts import NOTE as PARTS_NOTE
 from trainwarden.formats.step_parts import parts_of, step_of_parts
 from trainwarden.formats.table import Table, ranks_of
+from trainwarden.formats.waits_of_ranks import is_save, slow_saves, waits_of_ranks
 from trainwarden.recorded.job import Floats, LogTable
 
 DERIVED: Final = "step times"  # that follow from something else, as notes of them begin
@@ -141,7 +142,7 @@ def _of_interest(name: str) -> bool:
     return (
         names.duration_factor(name) is not None or names.is_rate(name) or is_loss(name)
         or names.part_factor(name) is not None or names.plain(name) in ("steps", *_CLOCKS)
-        or _since_start(name)
+        or _since_start(name) or is_save(name)
     )  # fmt: skip
 
 
@@ -170,9 +171,10 @@ def steps_from(frame: pd.DataFrame, notes: list[str], of_run: bool = False) -> F
     count), the run's own clock, the times of rows. The last two only where a loss is told or `of_run` is true.
     """
     frame = frame[np.isfinite(frame["step"])].sort_values("step", kind="stable")
-    found = Found(logs=_losses(frame))
+    found = Found(logs=[*_losses(frame), *slow_saves(frame)])
     durations, note = _durations(frame, of_run)
     if durations is not None:
+        found.logs += waits_of_ranks(frame, durations)
         if note:
             notes.append(note)
         columns = {"step": frame["step"].to_numpy(), "duration_s": durations}
@@ -241,7 +243,8 @@ def _losses(frame: pd.DataFrame) -> list[LogTable]:
     columns = [one for one in frame.columns if is_loss(str(one))]
     if not columns:
         return []
-    lines, times = [], []
+    lines, times, ranks = [], [], []
+    owners = frame["rank"].tolist() if "rank" in frame.columns else [None] * len(frame)
     clock = frame["time_s"].to_numpy(np.float64) if "time_s" in frame.columns else np.full(len(frame), np.nan)
     for row, step in enumerate(frame["step"].to_numpy()):
         told = [(names.plain(str(one)).split("/")[-1].replace("_", " ").replace("train ", "").replace("training ", ""),
@@ -250,10 +253,10 @@ def _losses(frame: pd.DataFrame) -> list[LogTable]:
         if said:
             lines.append(f"step {int(step)} | " + " | ".join(said))
             times.append(clock[row])
+            ranks.append(None if (owner := owners[row]) is None or _hole(owner) else int(owner))
     if not lines:
         return []
-    nobody = (None,) * len(lines)
-    return [LogTable("losses", np.array(times), nobody, nobody, lines)]
+    return [LogTable("losses", np.array(times), (None,) * len(lines), tuple(ranks), lines)]
 
 
 def _hole(value: object) -> bool:

@@ -51,7 +51,10 @@ class Gathered:
         self.metrics += [(name, table) for table in found.metrics]
         self.iterations += [(name, table) for table in found.iterations]
         self.collectives += found.collectives
-        self.logs += [replace(log, file=name) for log in found.logs]
+        # Lines of one source are counted: two tables of one file are two sources.
+        self.logs += [
+            replace(log, file=f"{name} ({log.file})" if place else name) for place, log in enumerate(found.logs)
+        ]
         self.ras += found.ras
         self.events += found.events
         self.stacks += [(name, one) for one in found.stacks]

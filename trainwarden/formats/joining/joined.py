@@ -29,6 +29,7 @@ from trainwarden.formats.text.data_times import data_waits
 from trainwarden.formats.text.extreme_ranks import extreme_ranks
 from trainwarden.formats.text.own_times import own_times
 from trainwarden.formats.text.rank_times import rank_times
+from trainwarden.formats.text.replicas import replicas_apart
 from trainwarden.formats.text.step_times import steps_of, with_step_times
 from trainwarden.formats.verdicts import LEAST_RANKS, is_verdict
 from trainwarden.recorded.job import (
@@ -92,7 +93,7 @@ def _steps_and_logs(
     if told is not None:
         iterations = [told]
         gathered.notes.append(f"{told.step.size} steps with their times are read from the log")
-    logs = (*logs, *data_waits(logs, told), *extreme_ranks(logs, told))
+    logs = (*logs, *data_waits(logs, told), *extreme_ranks(logs, told), *replicas_apart(logs))
     if not iterations:  # steps say by themselves how long they last
         logs = (*logs, *idle_together(table))
     return iterations, logs
