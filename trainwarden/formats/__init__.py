@@ -34,6 +34,7 @@ CATALOG: Final[dict[str, str]] = {
     "fabric counters": "trainwarden.formats.fabric.ibdiagnet:Ibdiagnet",
     "socket list": "trainwarden.formats.fabric.sockets:Sockets",
     "nccl tests": "trainwarden.formats.fabric.nccl_tests:NcclTests",
+    "pair matrix": "trainwarden.formats.fabric.pair_matrix:PairTable",
     "interface list": "trainwarden.formats.fabric.interfaces:Interfaces",
     "pci list": "trainwarden.formats.host.pci:PciList",
     "sar report": "trainwarden.formats.host.sar:SarReport",

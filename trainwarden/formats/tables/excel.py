@@ -10,6 +10,7 @@ from typing import Final
 import pandas as pd
 
 from trainwarden.errors import DataError
+from trainwarden.formats.fabric.pair_matrix import PairMatrix, found_of_matrix, matrix_in
 from trainwarden.formats.interpret import interpreted
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
@@ -50,7 +51,18 @@ class ExcelTable:
             raise DataError(f"{source.name} holds no row: give the sheet that has them")
         sheet, frame = next(iter(with_rows.items()))
         frame.columns = [str(one) for one in frame.columns]
-        found = interpreted(Table(source.name, frame.where(frame.notna(), None), columns, range(2, len(frame) + 2)))
+        cells = frame.where(frame.notna(), None)
+        matrix = _pairs(cells) if not columns else None
+        table = Table(source.name, cells, columns, range(2, len(frame) + 2))
+        found = interpreted(table) if matrix is None else found_of_matrix(source, matrix)
         if others := [name for name in with_rows if name != sheet]:
             found.notes.append(f"sheet {sheet!r} is read, and not {', '.join(map(repr, others[:8]))}")
         return found
+
+
+def _pairs(frame: pd.DataFrame) -> PairMatrix | None:
+    """The matrix of pairs that a sheet holds; None where rows are not named as columns are."""
+    if frame.shape[1] != len(frame) + 1:
+        return None
+    rows = [frame.columns.tolist(), *frame.itertuples(index=False)]
+    return matrix_in("\n".join("\t".join("-" if cell is None else str(cell) for cell in row) for row in rows))
