@@ -11,13 +11,14 @@ import pandas as pd
 from trainwarden.errors import DataError
 from trainwarden.formats import names
 from trainwarden.formats.building import contradicted, metric_table, too_many
+from trainwarden.formats.exporters.datadog_tables import plainly_named
 from trainwarden.formats.protocol import Found, Misfit
-from trainwarden.formats.rank_tables import number_samples, quantity_of, reshaped
 from trainwarden.formats.roles import Roles, heading_of, of_gpus, roles_of
 from trainwarden.formats.series import by_series, numbered, panel_metric, written_unit
 from trainwarden.formats.stamps import Times
 from trainwarden.formats.steps import is_loss, steps_found
 from trainwarden.formats.table import COLUMNS_HELP, Table, column_values, owners, tag_of
+from trainwarden.formats.tables.rank_tables import number_samples, quantity_of, reshaped
 from trainwarden.recorded.files import shown
 from trainwarden.recorded.job import Floats
 
@@ -38,7 +39,8 @@ def interpreted(table: Table) -> Found:
     DataError
         With all its problems.
     """
-    table.frame = _without_tags(table.frame)
+    table.frame = _without_tags(plainly_named(table.frame, table.file))
+    table.lines = table.lines if table.lines is None or len(table.lines) == len(table.frame) else None
     reshaped(table)
     frame = table.frame
     roles = roles_of(list(frame.columns), table.said)

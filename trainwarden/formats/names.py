@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
@@ -121,11 +121,14 @@ class Heading:
         What a value without a unit of its own is to be multiplied by.
     unit : str
         The catalogue's unit, so that units in cells can be checked.
+    percent : bool
+        Whether the name itself says percents, so that small values are no shares of one.
     """
 
     name: str
     factor: float
     unit: str
+    percent: bool = field(default=False, repr=False, compare=False)
 
 
 def plain(name: str) -> str:
@@ -210,7 +213,7 @@ def metric_of(name: str) -> Heading | None:
         return None
     metric = CATALOGUE[found[0]]
     factor = said[1] if said is not None and said[0] == metric.unit else found[1]
-    return Heading(metric.name, factor, metric.unit)
+    return Heading(metric.name, factor, metric.unit, bare.startswith(("%", "system.cpu.", "system_cpu_")))
 
 
 @cache

@@ -14,10 +14,10 @@ from trainwarden.formats.building import iteration_table
 from trainwarden.formats.cells import UNITS, Numbers
 from trainwarden.formats.protocol import Found
 from trainwarden.formats.roles import Roles
-from trainwarden.formats.step_parts import NOTE as PARTS_NOTE
-from trainwarden.formats.step_parts import parts_of, step_of_parts
 from trainwarden.formats.table import Table, ranks_of
-from trainwarden.formats.waits_of_ranks import is_save, slow_saves, waits_of_ranks
+from trainwarden.formats.tables.step_parts import NOTE as PARTS_NOTE
+from trainwarden.formats.tables.step_parts import parts_of, step_of_parts
+from trainwarden.formats.text.waits_of_ranks import is_save, slow_saves, waits_of_ranks
 from trainwarden.recorded.job import Floats, LogTable
 
 DERIVED: Final = "step times"  # that follow from something else, as notes of them begin

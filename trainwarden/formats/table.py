@@ -78,7 +78,7 @@ def in_unit(values: Floats, unit: str, heading: names.Heading | None) -> Floats:
         return values * (said[1] if said is not None else 1.0)
     if said is not None and said[0] == heading.unit:
         return values * said[1]
-    if _RATIO.search(heading.name) and heading.factor == 0.01 and np.isfinite(values).any():
+    if _RATIO.search(heading.name) and heading.factor == 0.01 and not heading.percent and np.isfinite(values).any():
         largest = float(np.nanmax(values))
         if largest <= 1.0 and bool((np.nan_to_num(values) % 1.0 > 0.0).any()):
             return values

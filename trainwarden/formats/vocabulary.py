@@ -15,6 +15,12 @@ SPELLINGS: Final[dict[str, tuple[str, float]]] = {
     "mem_used_percent": ("host_memory_used_ratio", 0.01), "mem_available": ("host_memory_available_bytes", 1.0),
     "memavailable": ("host_memory_available_bytes", 1024.0), "memtotal": ("host_memory_total_bytes", 1024.0),
     "mem_total": ("host_memory_total_bytes", 1.0), "swap_used": ("host_swap_used_bytes", 1.0),
+    # Datadog's agent, sar, own scripts; percents
+    "system.cpu.stolen": ("host_cpu_steal_ratio", 0.01), "system_cpu_stolen": ("host_cpu_steal_ratio", 0.01),
+    "cpu_stolen": ("host_cpu_steal_ratio", 0.01), "cpu_steal": ("host_cpu_steal_ratio", 0.01),
+    "cpu_steal_percent": ("host_cpu_steal_ratio", 0.01), "steal_pct": ("host_cpu_steal_ratio", 0.01),
+    "%steal": ("host_cpu_steal_ratio", 0.01), "steal": ("host_cpu_steal_ratio", 0.01),
+    "system.cpu.iowait": ("host_cpu_iowait_ratio", 0.01), "system.cpu.system": ("host_cpu_system_ratio", 0.01),
     # nvidia-smi --query-gpu
     "clocks.current.sm": ("gpu_sm_clock_hertz", _MHZ), "clocks.sm": ("gpu_sm_clock_hertz", _MHZ),
     "clocks.current.graphics": ("gpu_sm_clock_hertz", _MHZ), "clocks.gr": ("gpu_sm_clock_hertz", _MHZ),

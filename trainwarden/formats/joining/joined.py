@@ -12,6 +12,7 @@ import numpy as np
 
 from trainwarden.formats.building import joined_iterations, joined_metrics
 from trainwarden.formats.collected import nodes_named, of_node, with_names
+from trainwarden.formats.dumps.complete_dumps import complete_dumps
 from trainwarden.formats.dumps.kernels_compared import kernels_compared
 from trainwarden.formats.dumps.short_traces import short_traces
 from trainwarden.formats.dumps.stacks import stacks_compared
@@ -20,6 +21,8 @@ from trainwarden.formats.fabric.node_pairs import pairs_compared
 from trainwarden.formats.fabric.port_peers import port_peers
 from trainwarden.formats.gpu.idle_together import idle_together
 from trainwarden.formats.gpu.kept_errors import kept_errors
+from trainwarden.formats.gpu.link_errors import link_errors
+from trainwarden.formats.host.clock_metrics import clocks_off
 from trainwarden.formats.host.clocks import clocks_compared
 from trainwarden.formats.host.slow_disks import slow_disks, with_disk_times, without_disk_work
 from trainwarden.formats.joining.gathered import Gathered
@@ -53,6 +56,9 @@ def joined(job: RecordedJob, gathered: Gathered) -> RecordedJob:
     broken = {rank: why for rank, why in {**gathered.broken, **job.broken}.items() if rank not in dumps}
     table = joined_metrics(metrics)
     iterations, logs = _steps_and_logs(job, gathered, table)
+    if not logs and not iterations and table is None:
+        passes, why = complete_dumps(dumps, broken)
+        logs, gathered.notes = tuple(passes), [*gathered.notes, *([why] if why else [])]
     return replace(
         job,
         metrics=None if table is None else without_disk_work(table),
@@ -81,6 +87,8 @@ def _steps_and_logs(
         *_of_nodes(gathered),
         *_of_pairs_and_clocks(gathered),
         *kept_errors(table),
+        *link_errors(table),
+        *clocks_off(table),
         *slow_disks(with_disk_times(table)),
         *port_peers(table),
         *full_from_the_start(table),

@@ -9,11 +9,11 @@ from trainwarden.formats.cells import decimal_comma
 from trainwarden.formats.frames import header_cells, read_cells
 from trainwarden.formats.interpret import interpreted
 from trainwarden.formats.protocol import GENERIC, LIKELY, NEVER, Found, Misfit, Problem
-from trainwarden.formats.rank_tables import tells_ranks
 from trainwarden.formats.series import series_of
 from trainwarden.formats.source import Source
 from trainwarden.formats.steps import is_loss
 from trainwarden.formats.table import Table
+from trainwarden.formats.tables.rank_tables import tells_ranks
 from trainwarden.formats.vocabulary import SHORT
 
 

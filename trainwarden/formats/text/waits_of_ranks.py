@@ -11,7 +11,7 @@ import pandas as pd
 
 from trainwarden.formats import names
 from trainwarden.formats.cells import UNITS
-from trainwarden.formats.step_parts import DATA, parts_of
+from trainwarden.formats.tables.step_parts import DATA, parts_of
 from trainwarden.formats.verdicts import LEAST_RANKS, Verdict, line_of
 from trainwarden.recorded.job import Floats, LogTable
 
