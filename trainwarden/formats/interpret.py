@@ -18,7 +18,7 @@ from trainwarden.formats.series import by_series, numbered, panel_metric, writte
 from trainwarden.formats.stamps import Times
 from trainwarden.formats.steps import is_loss, steps_found
 from trainwarden.formats.table import COLUMNS_HELP, Table, column_values, owners, tag_of
-from trainwarden.formats.tables.rank_tables import number_samples, quantity_of, reshaped
+from trainwarden.formats.tables.rank_tables import number_ranks, number_samples, quantity_of, reshaped
 from trainwarden.recorded.files import shown
 from trainwarden.recorded.job import Floats
 
@@ -50,6 +50,8 @@ def interpreted(table: Table) -> Found:
         return found
     _count_rows(table, roles)
     times = _times(table, roles)
+    if number_ranks(table, roles):
+        roles = roles_of(list(table.frame.columns), table.said)
     if number_samples(table, roles):
         roles, times = roles_of(list(table.frame.columns), table.said), None
     if roles.series is None and roles.value is not None and roles.value not in roles.as_metric:

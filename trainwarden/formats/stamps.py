@@ -19,6 +19,8 @@ _YEAR_FIRST: Final = re.compile(r"([0-9]{4})[/.]([0-9]{1,2})[/.]([0-9]{1,2})([ T
 _COMPACT: Final = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})[ T]([0-9:]{6,8}(?:\.[0-9]{1,9})?)$")
 _OF_DAY: Final = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2}(?:[.,][0-9]{1,9})?)$")
 _ZONE: Final = re.compile(r"\s{1,2}(UTC|GMT|Z)$")
+_HAS_ZONE: Final = re.compile(r"(?:[Zz]|[+-][0-9]{2}:?[0-9]{2}|UTC|GMT)\s{0,2}$")
+_LEAST_ROWS: Final = 8
 _LONG_FRACTION: Final = re.compile(r"(\.[0-9]{6})[0-9]{1,12}")
 _FORMS: Final = ("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S UTC %Y", "%a %d %b %Y %I:%M:%S %p%z",
                  "%d %b %Y %H:%M:%S", "%b %d %Y %H:%M:%S", "%b %d, %Y, %I:%M:%S %p",
@@ -55,6 +57,9 @@ class Times:
             day_first, self.note = _order(texts)
             values = np.array([_stamp_s(text, day_first) for text in texts])
         self.values_s: Floats = rising(values[codes]) if of_day else values[codes]
+        if not self.numeric and not of_day and not any(map(_HAS_ZONE.search, texts[:50])):
+            self.values_s, note = winter(self.values_s)
+            self.note = self.note or note
         rows = np.flatnonzero(~np.isfinite(self.values_s))
         self.bad = [(row, str(cells[row])) for row in rows[:5].tolist()]
         self.bad_count = int(rows.size)
@@ -98,6 +103,35 @@ def rising(times_s: Sequence[float] | Floats) -> Floats:
     times = np.asarray(times_s, np.float64)
     falls = np.diff(times, prepend=times[:1]) < -43_200.0
     return np.asarray(times + 86_400.0 * np.cumsum(falls))
+
+
+def winter(times_s: Floats) -> tuple[Floats, str]:
+    """Local times whose hour comes twice at the end of summer time, the second one an hour later; else unchanged.
+
+    Zones change in the small hours of a Sunday in spring or autumn. A column that goes back by an hour once, there, and
+    rises else, is such a one; rows keep their order.
+
+    Examples
+    --------
+    >>> start = 1761444000.0  # 2025-10-26 02:00
+    >>> clock = np.concatenate([start + 60.0 * np.arange(60), start + 60.0 * np.arange(60)])
+    >>> np.diff(winter(clock)[0]).max(), winter(clock + 86_400.0)[1]
+    (np.float64(60.0), '')
+    """
+    known = np.flatnonzero(np.isfinite(times_s))
+    steps = np.diff(times_s[known])
+    falls = np.flatnonzero(steps < 0.0)
+    if falls.size != 1 or steps.size < _LEAST_ROWS:
+        return times_s, ""
+    fall = int(falls[0])
+    at = datetime.fromtimestamp(float(times_s[known[fall]]), UTC)
+    usual = float(np.median(steps[steps > 0.0])) if (steps > 0.0).any() else np.inf
+    late = float(steps[fall]) + 3_600.0
+    if at.weekday() != 6 or at.month not in (3, 4, 9, 10, 11) or at.hour > 3 or not 0.0 <= late <= 3.0 * usual:
+        return times_s, ""
+    found = times_s.copy()
+    found[known[fall + 1] :] += 3_600.0
+    return found, f"times go back by an hour at row {int(known[fall + 1]) + 1}: taken for the end of summer time"
 
 
 def _number(text: str) -> float:

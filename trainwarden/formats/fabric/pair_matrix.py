@@ -195,7 +195,8 @@ def matrix_in(text: str, *, whole: bool = True) -> PairMatrix | None:
             continue
         rows = [_cells(one) for one in lines[place + 1 : place + 1 + size]]
         told = [one for one in rows if len(one) == size + 1]
-        if [one[0] for one in told] != members[: len(told)] or (whole and len(told) < size) or len(told) < 3:
+        needed = size if whole or members[-1].isdecimal() else 3  # numbers alone may be steps or ranks
+        if [one[0] for one in told] != members[: len(told)] or len(told) < needed:
             continue
         after = _cells(lines[place + 1 + size]) if place + 1 + size < len(lines) else []
         if members[-1].isdecimal() and after and len(after) == size + 1 and after[0].isdecimal():

@@ -54,6 +54,25 @@ def number_samples(table: Table, roles: Roles) -> bool:
     return True
 
 
+def number_ranks(table: Table, roles: Roles) -> bool:
+    """Give rows of one step their ranks by node and local rank, where no column tells the rank of the whole job."""
+    if table.said or roles.step is None or roles.rank is not None or roles.device is None or roles.series is not None:
+        return False
+    if not any(quantity_of(str(one)) for one in table.frame.columns):
+        return False
+    local = [rank_of_cell(cell) for cell in table.frame[roles.device].tolist()]
+    nodes = [""] * len(local) if roles.node is None else table.frame[roles.node].astype(str).tolist()
+    places = sorted({(node, one) for node, one in zip(nodes, local, strict=True) if one is not None})
+    if None in local or len(places) < LEAST_RANKS:
+        return False
+    numbers = {one: number for number, one in enumerate(places)} if roles.node is not None else {}
+    ranks = [numbers.get((node, one), one) for node, one in zip(nodes, local, strict=True) if one is not None]
+    table.frame = table.frame.drop(columns=roles.device).assign(rank=ranks)
+    if numbers:
+        table.notes.append(f"{len(numbers)} ranks are counted in the order of nodes and of their local ranks")
+    return True
+
+
 def tells_ranks(header: Sequence[str], file: str) -> bool:
     """Whether a table with such a header has a column for each rank or step, and tells what was measured of them.
 
@@ -62,7 +81,9 @@ def tells_ranks(header: Sequence[str], file: str) -> bool:
     >>> tells_ranks(["iteration", "rank0", "rank1"], "fwd_bwd_time_ms.csv"), tells_ranks(["a", "rank0"], "x.csv")
     (True, False)
     """
-    if len(header) > LEAST_STEPS and quantity_of(header[0]) is not None:
+    of_ranks = bool(header) and "rank" in re.split(r"[^a-z]+", header[0].lower())
+    told = of_ranks and quantity_of(_TITLE.sub("", file.rsplit("/", 1)[-1])) is not None
+    if len(header) > LEAST_STEPS and (told or quantity_of(header[0]) is not None):
         return all(map(_STEP.match, header[1:])) or bool(_places(header))
     places = _places(header)
     return bool(places) and any(_quantity(rest, header, file) is not None for _, rest in places.values())

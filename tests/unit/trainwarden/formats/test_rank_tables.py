@@ -75,6 +75,8 @@ LAYOUTS = {
     "g.csv": long("step,Rank,Forward + backward (ms)", "{step},Rank {rank},{ms:.2f}"),
     "h.csv": long("step,global_rank,metric,value", "{step},{rank},compute_ms,{ms:.2f}"),
     "i.csv": mixed_units,
+    "compute_time_ms.csv": lambda times: transposed(times).replace("compute time (ms)", "rank").replace("step ", ""),
+    "j.csv": long("step,gpu,compute_ms", "{step},{rank},{ms:.2f}"),
     "Compute time per rank-data-2026-09-21 12_00_00.csv": sampled,
 }
 
@@ -108,6 +110,14 @@ def test_units_beside_values_and_in_cells_are_read_row_by_row(tmp_path: Path):
     job, named = judged(tmp_path, "t.csv", damaged)
     assert named == []
     assert any("no unit that is known" in note for note in job.notes)
+
+
+def test_local_ranks_of_several_nodes_are_counted_on(tmp_path: Path):
+    lines = ["step,hostname,local_rank,compute_ms"]
+    lines += [f"{step},h{rank // 4},{rank % 4},{ms:.2f}" for (step, rank), ms in np.ndenumerate(times_ms(True))]
+    job, named = judged(tmp_path, "t.csv", "\n".join(lines))
+    assert named == [SLOW]
+    assert any("in the order of nodes" in note for note in job.notes)
 
 
 def test_a_workbook_with_a_row_a_rank_is_read(tmp_path: Path):
