@@ -49,7 +49,6 @@ _NODES: Final = (
     re.compile(r"\bkubelet, ([a-z0-9][a-z0-9.-]{0,252})"),
     re.compile(r"\bnode \((?:ID: [0-9a-f]{1,64}, )?IP: ([0-9A-Fa-f.:]{2,45})"),
     re.compile(r"\bEvicted {1,8}([a-z0-9][a-z0-9.-]{0,252}) {1,8}(?:Pod )?The node "),
-    re.compile(r"\bEvicted {1,40}pod/([a-z0-9][a-z0-9.-]{0,252}) "),  # of `kubectl get events`
     re.compile(r"\bTPU session error from worker ([a-z0-9][a-z0-9.-]{0,252})"),
     re.compile(r"\bnode with IP ([0-9A-Fa-f.:]{1,44}[0-9A-Fa-f])"),
     re.compile(r"^([a-z0-9][a-z0-9.-]{0,252}) {1,40}NotReady "),

@@ -11,8 +11,10 @@ from trainwarden.detectors.logs.loss_lines import goes_on
 from trainwarden.log_shapes import by_shape, unmasked
 from trainwarden.recorded.job import LogTable
 
-# Progress bars and epochs, and what kernels, daemons and schedulers write of a machine. Bounded: linear time.
+# Progress bars and epochs, what kernels, daemons and schedulers write of a machine, and the lines that reports of
+# devices become (`trainwarden.formats.verdicts`). Bounded: linear time.
 _SAYS: Final = re.compile(
+    r"^health check: |"
     r"(?:s/it|it/s)\b|(?i:\b(?:epoch|iteration|iter|global[_ ]step|step|batch)\b[^A-Za-z]{0,4}[0-9])|"
     r"\bkernel: |^\[ {0,8}[0-9]{1,9}\.[0-9]{6}\]|^\[[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}[0-9]{1,2} [0-9:]{8} [0-9]{4}\] |"
     r"\b(?:systemd|slurm(?:d|ctld|stepd)|kubelet|dockerd|containerd|nvidia-fabricmanager|nhc|raylet|gcs_server)\b|"

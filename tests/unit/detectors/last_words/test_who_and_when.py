@@ -52,12 +52,6 @@ def test_who_aborts_as_another_ranks_heartbeats_are_missed_is_no_witness_of_its_
     assert only(tmp_path / "own", *steps("08:05:00", 30), "Fatal Python error: Aborted", missed)[0] == "crash"
 
 
-def test_the_pod_that_was_evicted_is_named(tmp_path: Path) -> None:
-    said = "2026-11-04T08:05:10Z  Warning  Evicted  pod/llm-1  The node was low on resource: ephemeral-storage."
-    (found,) = judged(tmp_path, {"events.log": [said], "train.log": steps("08:05:00", 30)})
-    assert (found.kind, found.suspects[0].node) == ("storage", "llm-1")
-
-
 def test_each_node_that_slurmctld_lists_is_named(tmp_path: Path) -> None:
     said = "[2026-11-04T08:05:30.000] error: Nodes node[03,05] not responding, setting DOWN"
     (found,) = judged(tmp_path, {"slurmctld.log": [said], "train.log": steps("08:05:00", 30)})
