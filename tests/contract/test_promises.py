@@ -1,4 +1,4 @@
-"""docs/promises.md and the table of docs/gpu.md: what they promise names tests that are there."""
+"""tests/promises.md and the table of docs/gpu.md: what they promise names tests that are there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.places import ROOT
 
-TEXT = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "tests" / "promises.md").read_text(encoding="utf-8")
 GPU = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
 # What begins with `::` is of the file that was named last.
 WHOLE = re.sub(r"`(tests/[^`:]+)(::[^`]+)?`((?:[^`\n]*`::[^`]+`)+)", lambda m: m[0].replace("`::", f"`{m[1]}::"), GPU)

@@ -1,4 +1,4 @@
-"""Ranks that only names tell: of files with the steps of one rank each, and of columns with a series of each."""
+"""Ranks that only the names of files tell, with the steps of one rank each."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-import pandas as pd
-
-from trainwarden.formats import names
-from trainwarden.formats.steps import is_loss
 from trainwarden.recorded.job import IterationTable, LogTable
 
 # Not a rank within a node, and not that of a matrix (LoRA).
 _RANK: Final = re.compile(
     r"(?i)(?<![a-z0-9])(?<!local[_ -])(?<!lora[_ -])(?<!low[_ -])rank[ _:#-]{0,2}([0-9]{1,6})(?![0-9])"
 )
-_EDGE: Final = " _-/.:|"
-_SPREAD: Final = ("__MIN", "__MAX")  # columns that W&B's panels add to each series
 LEAST_RANKS: Final = 2
 
 
@@ -49,33 +43,6 @@ def losses_with_ranks(logs: Iterable[LogTable], tables: Sequence[tuple[str, Iter
     return [replace(log, ranks=(of_file[log.file],) * len(log.ranks))
             if not any(one is not None for one in log.ranks) and of_file.get(log.file) is not None else log
             for log in logs]  # fmt: skip
-
-
-def by_rank(frame: pd.DataFrame) -> pd.DataFrame:
-    """`frame` with a row for each rank where columns hold a series of each: ``rank3 - train/step_time``.
-
-    Examples
-    --------
-    >>> wide = pd.DataFrame({"Step": ["1"], "rank0 - step_time": ["2.0"], "rank1 - step_time": ["2.5"]})
-    >>> by_rank(wide).to_dict("list")
-    {'Step': ['1', '1'], 'rank': ['0', '1'], 'step_time': ['2.0', '2.5']}
-    """
-    told: dict[int, dict[str, str]] = {}
-    for column in map(str, frame.columns):
-        match = _RANK.search(column)
-        if match is None or column.endswith(_SPREAD):
-            continue
-        word = f"{column[: match.start()].strip(_EDGE)} {column[match.end() :].strip(_EDGE)}".strip()
-        if names.duration_factor(word) is not None or names.part_factor(word) is not None or is_loss(word):
-            told.setdefault(int(match[1]), {})[column] = word
-    if not _are_ranks(set(told)) or any(names.known(str(one), names.RANK) for one in frame.columns):
-        return frame
-    shared = [one for one in frame.columns if _RANK.search(str(one)) is None]
-    parts = [frame[[*shared, *columns]].rename(columns=columns).assign(rank=str(rank))
-             for rank, columns in sorted(told.items())]  # fmt: skip
-    joined = pd.concat(parts, ignore_index=True)
-    words = dict.fromkeys(word for columns in told.values() for word in columns.values())
-    return joined[[*shared, "rank", *words]]
 
 
 def _are_ranks(numbers: set[int]) -> bool:
