@@ -154,7 +154,7 @@ LONG = ("mpirun detected that one or more processes exited with non-zero status,
         (("Primary job  terminated normally, but 1 process returned", "a non-zero exit code.", *LONG), 2, "rank 2"),
         (("[2026-11-04 08:05:05,101] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 7001",
           "[2026-11-04 08:05:06,101] [ERROR] [launch.py:325:sigkill_handler] ['python', '--local_rank=2'] exits with "
-          "return code = -11"), 2, "rank 2 was killed by SIGSEGV"),
+          "return code = -11"), None, "was killed by SIGSEGV"),
         (("srun: error: gb: task 2: Segmentation fault (core dumped)", "srun: Terminating StepId=4711.0",
           "slurmstepd: error: *** STEP 4711.0 ON gb CANCELLED AT 2026-11-04T11:20:01 ***",
           "srun: error: ga: tasks 0-1: Terminated"), 2, "rank 2 was killed by SIGSEGV"),
