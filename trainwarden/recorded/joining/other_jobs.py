@@ -27,10 +27,14 @@ _SCHEDULERS: Final = (
     _Scheduler(
         re.compile(
             r"\bSLURM_(?:ARRAY_)?JOB_?ID['\"]?\s{0,3}[=:]\s{0,3}['\"]?([0-9]{1,10})\b"
-            r"|^(?:srun|salloc): (?:job|Granted job allocation) ([0-9]{1,10})\b|^Submitted batch job ([0-9]{1,10})\b"
+            r"|^(?:srun|salloc): (?:job|Granted job allocation) ([0-9]{1,10})\b"
             r"|^\s{0,4}JobId=([0-9]{1,10}) JobName="
         ),
-        re.compile(r"(?:\b(?:StepId|JobId|jobid)=|/job_|^\[)([0-9]{1,10})(?=[\]_.+\s,/]|$)"),
+        # slurmstepd begins with its step in brackets; a kernel's time there has six digits behind the point.
+        re.compile(
+            r"(?:\b(?:StepId|JobId|jobid)=|/job_)([0-9]{1,10})(?=[\]_.+\s,/]|$)"
+            r"|(?:^|\] )\[([0-9]{1,10})\.(?:[0-9]{1,4}|batch|extern|interactive)\]"
+        ),
     ),
     _Scheduler(
         re.compile(r"\bPBS_JOBID['\"]?\s{0,3}[=:]\s{0,3}['\"]?([0-9]{1,10})\b"),
@@ -130,7 +134,8 @@ def _of_others(lines: Sequence[str], own: tuple[set[str], ...]) -> Iterator[int]
 def _is_other(line: str, own: tuple[set[str], ...]) -> bool:
     """Whether a line names a job or user, and none that is the recorded job's."""
     for names, scheduler in zip(own, _SCHEDULERS, strict=True):
-        said = {_key(match[1]) for match in scheduler.said.finditer(line)} if names else set()
+        found = (one for match in scheduler.said.finditer(line) for one in match.groups() if one) if names else ()
+        said = {_key(one) for one in found}
         said = {one for one in said if scheduler is not _SCHEDULERS[-1] or int(one) >= _FEWEST_USER}
         if said:
             return not said & names

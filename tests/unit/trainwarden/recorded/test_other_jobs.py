@@ -72,3 +72,25 @@ def test_other_schedulers_name_their_jobs_too(own: str, said: str) -> None:
     assert left(log("train.log", own), said) == []
     mine = said.replace("1235", "1234").replace("000000000002", "000000000001")
     assert left(log("train.log", own), mine) == [mine]
+
+
+@pytest.mark.parametrize(
+    "own", [log("slurm-70001.out", "step 1"), log("train.log", "SLURM_JOB_ID=70001", "uid=4411(me)")]
+)
+def test_the_time_of_a_kernel_is_no_job(own: LogTable) -> None:
+    """dmesg puts seconds since the start in brackets, slurmstepd its step."""
+    lines = [
+        "[98765.432101] NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.",
+        "[1790063911.004213] mlx5_core 0000:3b:00.0: Port: 1 Link DOWN",
+        "[70001.0] error: Detected 1 oom_kill event in StepId=70001.0. Some of the step tasks",
+    ]
+    others = [
+        "[70010.0] error: Detected 1 oom_kill event",
+        "[2026-11-12T08:07:12.101] [70010.batch] error: oom_kill event",
+    ]
+    assert left(own, *others, *lines) == lines
+
+
+def test_a_job_that_submits_the_next_one_is_not_that_one() -> None:
+    lines = [CALLED, MEMCG.format(uid=4411, job=70001), KILLED.format(uid=4411)]
+    assert left(log("train.log", "step 1", "Submitted batch job 70002"), *lines) == lines
