@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from trainwarden.detectors.logs.loss_lines import goes_on
 from trainwarden.detectors.logs.rules import LogRules, shipped_rules
 from trainwarden.recorded.job import LogTable
@@ -34,12 +36,25 @@ _SYSTEM: Final = re.compile(
 )
 
 
+# Python's own words, as they are printed where nothing catches an exception; torch puts the rank before them.
+_TRACEBACK: Final = re.compile(r"^(?:\[rank[0-9]{1,6}\]: ?)?Traceback \(most recent call last\):")
+_RAISED: Final = re.compile(r"^(?:\[rank[0-9]{1,6}\]: ?)?[A-Za-z_][A-Za-z0-9_.]{0,120}(?:Error|Exception|Interrupt)\b")
+_SURVIVED: Final = re.compile(
+    r"(?i)^Exception (?:ignored|in thread)|never retrieved|^future: |logging error|\b(?:skip|retry|ignor|caught|fall)"
+)
+BUFFER_CHARS: Final = 8192  # io.DEFAULT_BUFFER_SIZE of CPython: what a program's end may write behind a traceback
+
+
 class UnknownEnd(NamedTuple):
-    """A line, by its number from 1, that tells of a failure at the end of a log."""
+    """A line, by its number from 1, that tells of a failure at the end of a log.
+
+    `buffered`: steps stand behind it, which may have been made before.
+    """
 
     file: str
     number: int
     line: str
+    buffered: bool = False
 
 
 def unknown_ends(logs: Iterable[LogTable], rules: LogRules | None = None) -> list[UnknownEnd]:
@@ -72,3 +87,38 @@ def unknown_ends(logs: Iterable[LogTable], rules: LogRules | None = None) -> lis
                 found.append(UnknownEnd(log.file, place + 1, line[:MOST_CHARS]))
                 break
     return found
+
+
+def buffered_ends(logs: Iterable[LogTable]) -> list[UnknownEnd]:
+    """Exceptions that nothing caught, by Python's words, behind which a log without stamps has a few more steps.
+
+    Python writes errors at once, and what it has printed to a file or pipe only as it ends: then the last steps stand
+    behind the exception that followed them. More than a buffer's worth, or words of a good end, refute that.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> lines = ["Traceback (most recent call last):", '  File "a.py", line 1', "OSError: gone", "step 1 loss 2.1"]
+    >>> [one.line for one in buffered_ends([LogTable("a.log", np.full(4, np.nan), (None,) * 4, (None,) * 4, lines)])]
+    ['OSError: gone']
+    """
+    return [end for log in logs if (end := _buffered_end(log)) is not None]
+
+
+def _buffered_end(log: LogTable) -> UnknownEnd | None:
+    chars, steps, raised = 0, 0, None
+    for place in range(len(log.lines) - 1, -1, -1):
+        line = log.lines[place]
+        chars += len(line) + 1
+        if chars > BUFFER_CHARS or np.isfinite(log.times_s[place]) or _WELL.search(line):
+            return None
+        if _TRACEBACK.match(line):
+            before = log.lines[place - 1] if place else ""
+            if raised is None or not steps or _SURVIVED.search(before):
+                return None
+            return UnknownEnd(log.file, raised + 1, log.lines[raised][:MOST_CHARS], buffered=True)
+        if _RAISED.match(line):
+            raised = place
+        elif raised is None:
+            steps += goes_on(line)
+    return None

@@ -202,7 +202,7 @@ def _answer(result: Any, found: dict[str, Any], facts: Sequence[Any]) -> dict[st
     import numpy as np
 
     from trainwarden.detectors.logs.of_training import tells_of_training
-    from trainwarden.detectors.logs.unknown_ends import unknown_ends
+    from trainwarden.detectors.logs.unknown_ends import buffered_ends, unknown_ends
 
     job, known = result.job, not of_no_form(found)
     lines = found["input"]["log_lines"] > 0 and known
@@ -213,7 +213,7 @@ def _answer(result: Any, found: dict[str, Any], facts: Sequence[Any]) -> dict[st
     found["judged"]["detectors"] = judged_by
     steps = found["input"]["iterations"] or found["input"].get("collectives")
     stepless = not steps and any(isinstance(fact, HeartbeatRecord) and fact.ranks for fact in facts)
-    ends = unknown_ends(job.logs) if judged_by and not result.incidents else []
+    ends = [*unknown_ends(job.logs), *buffered_ends(job.logs)] if judged_by and not result.incidents else []
     wordless = _of_logs_alone(found["input"]) and not result.incidents and not facts and not tells_of_training(job.logs)
     return answered(found, judged_by, stepless=stepless, ends=ends, wordless=wordless)
 

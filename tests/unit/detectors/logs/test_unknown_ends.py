@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainwarden.cli.ask.detect_jobs import Asked, jobs_to_judge, judge_folder
-from trainwarden.detectors.logs.unknown_ends import unknown_ends
+from trainwarden.detectors.logs.unknown_ends import UnknownEnd, buffered_ends, unknown_ends
 from trainwarden.recorded.job import LogTable
 
 STEPS = [f"2026-05-03 10:{n // 60:02d}:{n % 60:02d} step {n} loss {3 - 0.01 * n:.2f}" for n in range(120)]
@@ -64,3 +64,38 @@ def test_such_a_job_is_not_judged_and_the_line_is_named(tmp_path: Path) -> None:
         found = judge_folder(work).answer
         assert found["answer"] == answer
         assert [f"line 121: {end}" in one["reason"] for one in found["not_judged"]] == named
+
+
+RAISED = ["Traceback (most recent call last):", '  File "/w/train.py", line 70, in main', "ValueError: a bad sample"]
+UNSTAMPED = [f"step {number} loss 2.{number}" for number in range(40)]
+
+
+def buffered(lines: list[str], times_s: float = np.nan) -> list[UnknownEnd]:
+    size = len(lines)
+    return buffered_ends([LogTable("a.log", np.full(size, times_s), (None,) * size, (None,) * size, lines)])
+
+
+@pytest.mark.parametrize("before", [[], UNSTAMPED])
+@pytest.mark.parametrize("prefix", ["", "[rank3]: "])
+def test_steps_behind_an_exception_may_have_been_made_before_it(before: list[str], prefix: str) -> None:
+    (end,) = buffered([*before, *(prefix + line for line in RAISED), *UNSTAMPED])
+    assert (end.number, end.line, end.buffered) == (len(before) + 3, f"{prefix}ValueError: a bad sample", True)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [*RAISED, *UNSTAMPED * 20],  # more than a buffer
+        [*RAISED, *UNSTAMPED, "training finished"],
+        ["Exception in thread Thread-3 (run):", *RAISED, *UNSTAMPED],
+        ["skipping a sample", *RAISED, *UNSTAMPED],
+        [*RAISED, "bye"],  # no step: other rules know the last words of a log
+        UNSTAMPED,
+    ],
+)
+def test_what_refutes_that(lines: list[str]) -> None:
+    assert buffered(lines) == []
+
+
+def test_where_lines_have_times_their_order_is_known() -> None:
+    assert buffered([*RAISED, *UNSTAMPED], 1.8e9) == []

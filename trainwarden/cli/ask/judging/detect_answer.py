@@ -161,7 +161,11 @@ def _blind(job: Mapping[str, Any]) -> list[Blind]:
 
 def _unknown(one: UnknownEnd) -> Blind:
     said = f"{one.file} ends with words of a failure that no rule knows, line {one.number}: {one.line}"
-    return Blind(said, "read what stands there")
+    if one.buffered:
+        said = (
+            f"{one.file}: the steps behind this exception may have been made before it, line {one.number}: {one.line}"
+        )
+    return Blind(said, "set PYTHONUNBUFFERED=1, or give a log with times" if one.buffered else "read what stands there")
 
 
 def _unread(one: Mapping[str, str]) -> Blind:

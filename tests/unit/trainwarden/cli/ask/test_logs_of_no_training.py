@@ -52,3 +52,9 @@ def test_a_log_behind_the_list_of_devices_is_read(tmp_path: Path) -> None:
 
 def test_the_list_of_devices_alone_is_not_judged(tmp_path: Path) -> None:
     assert answered(tmp_path, "term.log", LIST)[0] == "not judged"
+
+
+def test_steps_that_a_program_may_have_printed_at_its_end_do_not_make_it_healthy(tmp_path: Path) -> None:
+    lines = ["Traceback (most recent call last):", '  File "/w/t.py", line 8, in f', "ValueError: a bad sample"]
+    lines += [f"step {number} loss 2.{number}" for number in range(40)]
+    assert answered(tmp_path, "train.log", lines)[0] == "not judged"
