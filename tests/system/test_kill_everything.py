@@ -42,7 +42,8 @@ def wait_for(what: str, true: Callable[[], object], stack: LocalStack, timeout_s
     while not true():
         if time.monotonic() > deadline:
             tails = "\n".join(f"{name}:\n{stack.log_path(name).read_text()[-1500:]}" for name in SERVICES)
-            pytest.fail(f"waited {timeout_s} s for {what}\n{tails}")
+            facts = (stack.log_path("agent").parent.parent / rundir.EVENTS).read_text()[-3000:]
+            pytest.fail(f"waited {timeout_s} s for {what}\n{tails}\n{facts}")
         time.sleep(0.05)
 
 

@@ -31,6 +31,7 @@ _GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 # one of its own wherever the main thread is, also where an event is read, and that is to pass.
 UNKNOWN_FORM: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Changed = Callable[[int, dict[str, Any]], None]
+KILLS_AFTER_S: Final = 9.0  # torchrun waits 30 s before it kills, our rendezvous ten
 
 
 class Exit(NamedTuple):
@@ -122,7 +123,8 @@ class Exits(logging.Handler):
         self._ends: dict[int, Exit] = {}
         self._round = self._size = 0
         # Ranks were to end; torchrun ends what is left of them; one has ended that is not started again.
-        self._requested = self._killed = self._failed = False
+        self._requested = self._failed = False
+        self._killed_s: float | None = None
 
     def listen(self) -> None:
         """Hear torchrun's events, also where it was told to log less: that destination writes nothing."""
@@ -149,12 +151,14 @@ class Exits(logging.Handler):
         with self._guard:
             self._round, self._size = number, 0
             self._ranks, self._ends = {}, {}
-            self._requested = self._killed = self._failed = False
+            self._requested = self._failed = False
+            self._killed_s = None
 
     def end(self, *, requested: bool) -> None:
         """torchrun ends its ranks now: as that was `requested`, or as one of them has failed."""
         with self._guard:
-            self._requested, self._killed = self._requested or requested, True
+            self._requested = self._requested or requested
+            self._note_killing()
             self._guard.notify_all()
 
     def started(self, pid: int, rank: int, of: int) -> None:
@@ -182,7 +186,7 @@ class Exits(logging.Handler):
         """
         with self._guard:
             if pid not in self._renewed:
-                possible = pid in self._ranks and not (self._requested or self._killed)
+                possible = pid in self._ranks and not self._requested and self._killed_s is None
                 due = possible and self._renewals.is_due(self._ranks[pid], self._round - 1)
                 self._decide(pid, None if due else False)
             return self._renewed[pid] is None
@@ -217,30 +221,47 @@ class Exits(logging.Handler):
 
     def _wait(self, pid: int, rank: int, ranks: dict[int, int]) -> None:
         code, name = _end_of(pid)
-        at_s, killed = time.time(), name in ("SIGTERM", "SIGKILL")
+        at_s = time.time()
         with self._guard:
-            asked = self._requested or (self._killed and killed)
+            # Of an earlier round's ranks whoever was asked to end was ended for this one.
+            late = ranks is not self._ranks and name == "SIGTERM"
+            asked = late or self._requested or self._is_killed_by_us(name)
             self._dead.append(pid)
             renewed = code != 0 and self._is_renewed(pid, rank, ranks)
             self._guard.wait_for(lambda: self._dead[0] == pid)  # the first that failed is reported as such
-            asked = asked or (self._failed and killed)
+            asked = asked or self._is_killed_by_us(name)
             end = Exit(rank, pid, at_s, code, name, asked and not renewed, renewed)
             ours = ranks is self._ranks and not renewed
             if ours:
                 self._ends[pid] = end
                 self._failed = self._failed or bool(code or name)
-                self._killed = self._killed or self._failed
+                if self._failed:
+                    self._note_killing()
             self._dead.pop(0)
             self._guard.notify_all()
         if ours:
             self._publish()
         self._ended(end)
 
+    def _note_killing(self) -> None:
+        """From now on torchrun ends its ranks."""
+        self._killed_s = time.monotonic() if self._killed_s is None else self._killed_s
+
+    def _is_killed_by_us(self, name: str | None) -> bool:
+        """Whether torchrun ended a rank by the signal `name`: at once by SIGTERM, and what ignores that by SIGKILL.
+
+        Another SIGKILL, as the kernel's for memory, is the rank's own end, though torchrun may have noticed it first.
+        """
+        since_s = self._killed_s
+        if since_s is None:
+            return False
+        return name == "SIGTERM" or (name == "SIGKILL" and time.monotonic() - since_s >= KILLS_AFTER_S)
+
     def _is_renewed(self, pid: int, rank: int, ranks: dict[int, int]) -> bool:
         """Wait for torchrun's thread to decide; where it has reaped the child meanwhile, the death ends all."""
         while (found := self._renewed.get(pid)) is None:
             if pid not in self._renewed and (
-                ranks is not self._ranks or self._requested or self._killed
+                ranks is not self._ranks or self._requested or self._killed_s is not None
                 or not self._renewals.is_offered(rank, self._round - 1) or _waited(os.P_PID, pid, os.WNOHANG) is None
             ):  # fmt: skip
                 self._decide(pid, False)

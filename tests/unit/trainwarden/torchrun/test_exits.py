@@ -481,3 +481,32 @@ def test_a_folder_that_does_not_answer_holds_nobody_up(tmp_path, monkeypatch):
     assert time.monotonic() - began_s < PATIENCE_S / 2
     answers.set()
     assert ("TRAINWARDEN_RESUME_FROM" in environ, told) == (False, [])
+
+
+def test_a_kill_that_torchrun_noticed_first_is_the_ranks_own_end(rig):
+    """On a busy machine torchrun may have ended the others before the thread that waits for the rank runs."""
+    rig.ranks(0, 0)
+    rig.exits.end(requested=False)
+    rig.processes[1].kill()
+    rig.processes[0].terminate()
+    rig.until(lambda: len(rig.ends) == 2)
+    assert rig.said["failure"] == {"rank": 1, "how": "was ended by SIGKILL"}
+    assert {end.rank: end.asked for end in rig.ends} == {0: True, 1: False}
+
+
+def test_what_ignored_the_first_signal_is_killed_by_torchrun(rig, monkeypatch):
+    monkeypatch.setattr(of_exits, "KILLS_AFTER_S", 0.0)
+    rig.ranks(0, 7)
+    rig.let_end(1)
+    rig.until(lambda: rig.said["failure"] is not None)
+    rig.processes[0].kill()
+    rig.until(lambda: len(rig.ends) == 2)
+    assert {end.rank: end.asked for end in rig.ends} == {0: True, 1: False}
+
+
+def test_who_is_ended_for_the_next_round_is_so_however_late_that_is_seen(rig):
+    rig.ranks(0)
+    rig.exits.begin(2)
+    rig.processes[0].terminate()
+    rig.until(lambda: len(rig.ends) == 1)
+    assert rig.ends[0].asked
