@@ -341,6 +341,7 @@ def check(site: Site, out: str | None) -> None:
     site.until("an end", lambda: any(how in wanted and "does not tell" not in why for _, how, why in site.story()))
     time.sleep(12.0)  # for whatever would be done twice
     site.until("training", lambda: site.state().phase == "running" and len(site.state().ranks_running) == 2)
+    site.until("a step of a later attempt", lambda: len(site.attempts()) > 1)  # ranks run before they make one
     assert sum(how == "done" for _, how, _ in site.story()) <= 1, site.story()
     # One for what was found, and one for the ranks of a first node that was killed.
     # The second may end before its first step.
