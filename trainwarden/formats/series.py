@@ -13,7 +13,7 @@ from trainwarden.catalogue import CATALOGUE
 from trainwarden.formats import names
 from trainwarden.formats.building import metric_table
 from trainwarden.formats.cells import UNITS, Numbers
-from trainwarden.formats.exporters.mounts import mount_of
+from trainwarden.formats.host.mounts import mount_of
 from trainwarden.formats.protocol import Found
 from trainwarden.formats.roles import Roles, device_name
 from trainwarden.formats.steps import is_loss, losses_of, steps_from

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ LEAST_RANKS: Final = 4  # that are compared
 LEAST_RATIO: Final = 1.15  # to the median of the others
 MOST_SPREAD: Final = 0.05  # of the others around it: stages of a pipeline and groups of ranks differ by themselves
 
+Row = TypeVar("Row")
 _BEGINS: Final = "health check: "
 
 
@@ -27,6 +28,7 @@ class Verdict(NamedTuple):
     failed: str | None
     node: str | None = None
     time_s: float | None = None
+    rank: int | None = None
 
 
 def line_of(one: Verdict) -> str:
@@ -49,13 +51,21 @@ def is_verdict(line: str) -> bool:
 
 
 def verdict_tables(label: str, verdicts: Iterable[Verdict], now_s: float) -> list[LogTable]:
-    """Lines of `verdicts` in the order of their times, those without one at `now_s`; empty where there is none."""
-    listed = sorted(((now_s if one.time_s is None else one.time_s, one) for one in verdicts), key=lambda pair: pair[0])
+    """Lines of `verdicts` in the order of their times, those without one at `now_s`; empty where there is none.
+
+    Parameters
+    ----------
+    now_s : float
+        NaN where nothing tells the time.
+    """
+    listed = [one if one.time_s is not None else one._replace(time_s=now_s) for one in verdicts]
     if not listed:
         return []
-    times = np.array([time_s for time_s, _ in listed])
-    nodes = tuple(one.node for _, one in listed)
-    return [LogTable(label, times, nodes, (None,) * len(listed), [line_of(one) for _, one in listed])]
+    times = np.array([one.time_s for one in listed], np.float64)
+    order = np.argsort(times, kind="stable")
+    told = [listed[place] for place in order.tolist()]
+    nodes, ranks = tuple(one.node for one in told), tuple(one.rank for one in told)
+    return [LogTable(label, times[order], nodes, ranks, [line_of(one) for one in told])]
 
 
 def found_of_verdicts(source: Source, label: str, verdicts: Iterable[Verdict]) -> Found:
@@ -75,6 +85,32 @@ def found_of_verdicts(source: Source, label: str, verdicts: Iterable[Verdict]) -
     when = "" if all(one.time_s is not None for one in listed) else "; their time is the file's last change"
     found.notes.append(f"{failed} of {len(listed)} results are no pass{when}")
     return found
+
+
+def slow_in_a_row(rows: Iterable[tuple[Row, Mapping[int, float]]], least: int) -> tuple[Row, int, float] | None:
+    """The first of `least` rows in a row in which the same rank is slow, that rank, and the median of how much.
+
+    Parameters
+    ----------
+    rows : iterable of pairs
+        Anything, and what each rank's own work took there.
+
+    Examples
+    --------
+    >>> even, odd = dict.fromkeys(range(4), 1.0), {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.0}
+    >>> slow_in_a_row([("a", odd), ("b", even), ("c", odd), ("d", odd)], 2)
+    ('c', 2, 1.5)
+    """
+    begun: list[tuple[Row, int, float]] = []
+    for row, own in rows:
+        slow = slow_rank(own)
+        if slow is None or (begun and slow[0] != begun[0][1]):
+            begun = []
+        if slow is not None:
+            begun.append((row, *slow))
+        if len(begun) == least:
+            return begun[0][0], begun[0][1], float(np.median([ratio for _, _, ratio in begun]))
+    return None
 
 
 def slow_rank(own: Mapping[int, float]) -> tuple[int, float] | None:

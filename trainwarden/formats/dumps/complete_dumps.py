@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainwarden.formats.verdicts import Verdict, line_of
+from trainwarden.formats.verdicts import Verdict, verdict_tables
 from trainwarden.recorded.job import LogTable
 
 LEAST_RANKS: Final = 2
@@ -33,11 +33,10 @@ def complete_dumps(dumps: Mapping[int, Any], broken: Mapping[int, str]) -> tuple
             reached.setdefault(group, set()).add(number)
     if members != set(dumps) or any(len(one) > 1 for one in reached.values()):
         return [], ""
-    lines = [line_of(Verdict(f"rank{rank}", "", None)) for rank in dumps]
-    times = np.full(len(lines), newest_ns * 1e-9 if newest_ns else np.nan)
-    log = LogTable("flight recorder", times, (None,) * len(lines), tuple(dumps), lines)
+    passes = [Verdict(f"rank{rank}", "", None, rank=rank) for rank in dumps]
+    logs = verdict_tables("flight recorder", passes, newest_ns * 1e-9 if newest_ns else np.nan)
     said = "; ".join(f"{group} at {max(numbers)}" for group, numbers in sorted(reached.items())[:4])
-    return [log], (
+    return logs, (
         f"dumps of all {len(dumps)} ranks: each collective is complete, and all ranks of a group reached the same one "
         f"({said}): nobody waited when they were written"
     )

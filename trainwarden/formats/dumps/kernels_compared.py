@@ -11,19 +11,22 @@ from typing import Final
 import numpy as np
 
 from trainwarden.formats.dumps.kernel_sums import KernelSums
-from trainwarden.formats.verdicts import LEAST_RANKS, MOST_SPREAD, Verdict, line_of, slow_rank
+from trainwarden.formats.verdicts import LEAST_RANKS, MOST_SPREAD, Verdict, slow_rank, verdict_tables
 from trainwarden.recorded.job import Floats, LogTable
 
 LEAST_COMMON: Final = 0.5  # of the time of kernels, that all ranks ran equally often
 LATE: Final = 0.6  # of the usual wait: a rank that computes like others and waits less comes late for another reason
 
 
-def kernels_compared(ranks: Sequence[tuple[int, KernelSums]], time_s: float) -> tuple[list[LogTable], str]:
+def kernels_compared(sums: Sequence[tuple[int | None, KernelSums]], time_s: float) -> tuple[list[LogTable], str]:
     """Lines about ranks, and why there are none."""
-    if not ranks:
+    if not sums:
         return [], ""
-    if len(ranks) < LEAST_RANKS:
+    if len(sums) < LEAST_RANKS:
         return [], f"kernels of {LEAST_RANKS} ranks or more tell who is slow: give those of all, a file each"
+    ranks = [(rank, one) for rank, one in sums if rank is not None]
+    if len(ranks) < len(sums):
+        return [], "nothing says whose kernels these are: name the files rank0, rank1, ..."
     if len({rank for rank, _ in ranks}) < len(ranks):
         return [], "files are of one and the same rank: name them by the ranks of the whole job, rank0, rank1, ..."
     if any(one.sends for _, one in ranks):
@@ -41,12 +44,12 @@ def kernels_compared(ranks: Sequence[tuple[int, KernelSums]], time_s: float) -> 
             f"{own[slow[0]]:.2f} s in kernels that all ranks ran, {ratio:.2f} times those of {len(ranks) - 1} others"
         )
         words += f", and {waits[slow[0]]:.2f} s in collectives, the least of all"
-        return [_table([(rank, Verdict(f"rank{rank}", "compute", words))], time_s)], ""
+        return verdict_tables("kernels", [Verdict(f"rank{rank}", "compute", words, rank=rank)], time_s), ""
     if (np.abs(own - usual) > MOST_SPREAD * usual).any():
         return [], "kernels of several ranks differ, or of one that waits as long as others: no rank stands apart"
     if waits.min() < LATE * float(np.median(waits)):
         return [], "kernels take equally long, but not the waits of ranks for each other: give traces or the logs"
-    return [_table([(rank, Verdict(f"rank{rank}", "", None)) for rank, _ in ranks], time_s)], ""
+    return verdict_tables("kernels", [Verdict(f"rank{rank}", "", None, rank=rank) for rank, _ in ranks], time_s), ""
 
 
 def _common(ranks: Sequence[tuple[int, KernelSums]]) -> Floats | None:
@@ -55,8 +58,3 @@ def _common(ranks: Sequence[tuple[int, KernelSums]]) -> Floats | None:
     own = np.array([sum(one.own_s[kernel] for kernel in kernels) for _, one in ranks], np.float64)
     whole = np.array([sum(one.own_s.values()) for _, one in ranks], np.float64)
     return own if (whole > 0.0).all() and (own >= LEAST_COMMON * whole).all() else None
-
-
-def _table(verdicts: Sequence[tuple[int, Verdict]], time_s: float) -> LogTable:
-    ranks, count = tuple(rank for rank, _ in verdicts), len(verdicts)
-    return LogTable("kernels", np.full(count, time_s), (None,) * count, ranks, [line_of(one) for _, one in verdicts])

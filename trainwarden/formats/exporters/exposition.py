@@ -12,7 +12,7 @@ import pandas as pd
 from trainwarden.errors import DataError
 from trainwarden.formats import names
 from trainwarden.formats.building import metric_table
-from trainwarden.formats.exporters.mounts import with_shares
+from trainwarden.formats.host.mounts import with_shares
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import Series, labelled, labels_of
 from trainwarden.formats.source import Source

@@ -13,6 +13,7 @@ from trainwarden.errors import DataError
 from trainwarden.formats import names
 from trainwarden.formats.exporters.cloud_health import CloudSeries, cloud_verdicts, found_with, is_of_cloud, owner_in
 from trainwarden.formats.exporters.step_samples import StepSample, is_of_steps, with_steps
+from trainwarden.formats.host.mounts import is_sealed
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.series import labelled, labels_of
 from trainwarden.formats.source import Source
@@ -40,7 +41,6 @@ _GPUS: Final = ("index", "gpu", "gpu_index", "gpu_number", "gpu_id", "gpu.index"
 # telegraf's inputs about the host itself (plugins/inputs/cpu, disk, mem, swap): a field means nothing without its own.
 _HOST_INPUTS: Final = ("cpu", "disk", "mem", "swap")
 _ALL_CORES: Final = "cpu-total"
-_SEALED: Final = ("squashfs", "iso9660", "erofs")
 _STATISTICS: Final = ("Average", "Maximum", "Minimum", "Sum")  # of CloudWatch, the first that was asked for
 
 
@@ -190,7 +190,7 @@ def is_part_of_host(tags: Mapping[str, str]) -> bool:
     >>> is_part_of_host({"cpu": "cpu3"}), is_part_of_host({"cpu": "cpu-total"}), is_part_of_host({"fstype": "squashfs"})
     (True, False, True)
     """
-    return tags.get("cpu", _ALL_CORES) != _ALL_CORES or tags.get("fstype", "") in _SEALED
+    return tags.get("cpu", _ALL_CORES) != _ALL_CORES or is_sealed("", tags.get("fstype", ""))
 
 
 def spelled(key: str, measurement: str = "") -> str:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainwarden.formats.verdicts import Verdict, line_of
+from trainwarden.formats.verdicts import Verdict, verdict_tables
 from trainwarden.recorded.job import Floats, LogTable, MetricTable
 
 Rows = npt.NDArray[np.int64]
@@ -54,14 +54,11 @@ def port_peers(table: MetricTable | None) -> list[LogTable]:
     failed = {port.entity for _, port, verdict in found if verdict.failed is not None}
     told = [one for one in found if one[2].failed is not None or one[1].entity not in failed]
     once = list({(port.entity, verdict): (time_s, port, verdict) for time_s, port, verdict in told}.values())
-    once.sort(key=lambda one: one[0])
-    if not once:
-        return []
-    times = np.array([time_s for time_s, _, _ in once])
-    owners = [port.entity for _, port, _ in once]
-    lines = [line_of(verdict) for _, _, verdict in once]
-    nodes, ranks = tuple(table.nodes[one] for one in owners), tuple(table.ranks[one] for one in owners)
-    return [LogTable("ports", times, nodes, ranks, lines)]
+    verdicts = [
+        verdict._replace(node=table.nodes[port.entity], time_s=time_s, rank=table.ranks[port.entity])
+        for time_s, port, verdict in once
+    ]
+    return verdict_tables("ports", verdicts, np.nan)
 
 
 def _ports(table: MetricTable) -> Iterator[_Port]:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainwarden.formats.verdicts import Verdict, line_of
+from trainwarden.formats.verdicts import Verdict, verdict_tables
 from trainwarden.recorded.job import Floats, Ints, LogTable, MetricTable
 
 _USE: Final = ("gpu_utilization_ratio", "gpu_engine_active_ratio", "gpu_sm_active_ratio")  # the first that is there
@@ -57,8 +57,7 @@ def idle_together(table: MetricTable | None) -> list[LogTable]:
         f"all {use.shape[0]} GPUs were idle together {len(spells)} times, for {usual_s:.0f} s each and "
         f"{lost_s / (at_work + lost_s):.0%} of the time: they wait for data, a checkpoint or an evaluation"
     )
-    line = line_of(Verdict("job", "data", words))
-    return [LogTable("idle together", np.array([times_s[spells[0].first]]), (None,), (None,), [line])]
+    return verdict_tables("idle together", [Verdict("job", "data", words)], float(times_s[spells[0].first]))
 
 
 def _grid(table: MetricTable) -> tuple[Floats, Floats, float] | None:

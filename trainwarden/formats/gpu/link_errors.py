@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from trainwarden.formats.verdicts import Verdict, line_of
+from trainwarden.formats.verdicts import Verdict, verdict_tables
 from trainwarden.recorded.job import Floats, LogTable, MetricTable
 
 _COUNTERS: Final = {
@@ -27,7 +27,7 @@ MOST_GPUS: Final = 2  # the two ends of one link
 
 def link_errors(table: MetricTable | None) -> list[LogTable]:
     """Lines about the GPUs, one or the two ends of a link, whose NVLink errors alone go on growing."""
-    found: dict[int, LogTable] = {}
+    found: dict[int, Verdict] = {}
     for name, words in _COUNTERS.items() if table is not None else ():
         if table is None or name not in table.names:
             continue
@@ -46,11 +46,8 @@ def link_errors(table: MetricTable | None) -> list[LogTable]:
                 f"of {len(grown) - len(bad)} peers {worst:.0f} at most"
             )
             device, node = table.devices[entity] or "gpu", table.nodes[entity]
-            line = line_of(Verdict(device, "nvlink", said))
-            found.setdefault(
-                entity, LogTable("nvlink errors", np.array([since_s]), (node,), (table.ranks[entity],), [line])
-            )
-    return list(found.values())
+            found.setdefault(entity, Verdict(device, "nvlink", said, node, since_s, table.ranks[entity]))
+    return verdict_tables("nvlink errors", found.values(), np.nan)
 
 
 def _growth(times_s: Floats, counts: Floats) -> tuple[float, int, float, float]:

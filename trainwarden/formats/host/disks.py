@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from trainwarden.formats.host.mounts import is_sealed
 from trainwarden.formats.protocol import NEVER, SURE, Found
 from trainwarden.formats.source import Source
 from trainwarden.formats.stamps import time_s_of
@@ -21,11 +22,6 @@ _ROW: Final = re.compile(
     r"(\S[^\n]{0,200}?)\s{1,200}(?:([a-z][a-z0-9._]{1,20})\s{1,40})?([0-9.]{1,20}[KMGTPEi]{0,2})\s{1,40}"
     r"(-?[0-9.]{1,20}[KMGTPEi]{0,2})\s{1,40}(-?[0-9.]{1,20}[KMGTPEi]{0,2})\s{1,40}([0-9]{1,3})%\s{1,8}(/[^\n]{0,400})$"
 )
-# File systems that are always full, since nothing is ever written to them.
-_SEALED: Final = re.compile(
-    r"^(?:/dev/loop|/dev/sr|squashfuse|squashfs|cvmfs|iso9660|fuse\.(?:squashfuse|cvmfs)|erofs|efivarfs)"
-)
-_SEALED_AT: Final = ("/snap/", "/cvmfs", "/media/", "/cdrom", "/sys/", "/var/lib/snapd/")
 _LEAST_SHARE: Final = 0.6
 _FULL: Final = 100  # percent, of what others than root may use
 
@@ -65,7 +61,7 @@ def _verdicts(text: str) -> Iterator[Verdict]:
             time_s = stamp_s if np.isfinite(stamp_s) and stamp_s > 1e8 else time_s
             continue
         place = row[7].strip()
-        if _SEALED.match(row[1]) or _SEALED.match(row[2] or "") or place.startswith(_SEALED_AT):
+        if is_sealed(place, row[1], row[2] or ""):
             continue
         if int(row[6]) < _FULL:
             reported.discard((place, inodes))

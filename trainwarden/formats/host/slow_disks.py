@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainwarden.formats.building import metric_frame, metric_table
-from trainwarden.formats.verdicts import Verdict, line_of
+from trainwarden.formats.verdicts import Verdict, verdict_tables
 from trainwarden.recorded.job import Floats, LogTable, MetricTable
 
 LATENCY: Final = "host_disk_latency_seconds"
@@ -89,17 +89,11 @@ def slow_disks(table: MetricTable | None) -> list[LogTable]:
     odd = {disk.entity for *_, disk in slow}
     well = [disk for disk in disks if disk.entity not in odd and disk.times_s.size >= 2 * SAMPLES]
     found = [*slow, *((float(disk.times_s[-1]), None, disk) for disk in well)]
-    if not found:
-        return []
-    found.sort(key=lambda one: one[0])
-    owners = [disk.entity for *_, disk in found]
-    return [
-        LogTable(
-            "disks", np.array([time_s for time_s, *_ in found]), tuple(table.nodes[one] for one in owners),
-            tuple(table.ranks[one] for one in owners),
-            [line_of(Verdict(disk.device, "storage", words)) for _, words, disk in found],
-        )
-    ]  # fmt: skip
+    verdicts = [
+        Verdict(disk.device, "storage", words, table.nodes[disk.entity], time_s, table.ranks[disk.entity])
+        for time_s, words, disk in found
+    ]
+    return verdict_tables("disks", verdicts, np.nan)
 
 
 def _disks(table: MetricTable) -> Iterator[_Disk]:

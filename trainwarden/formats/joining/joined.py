@@ -16,7 +16,6 @@ from trainwarden.formats.dumps.complete_dumps import complete_dumps
 from trainwarden.formats.dumps.kernels_compared import kernels_compared
 from trainwarden.formats.dumps.short_traces import short_traces
 from trainwarden.formats.dumps.stacks import stacks_compared
-from trainwarden.formats.exporters.mounts import full_from_the_start
 from trainwarden.formats.fabric.node_pairs import pairs_compared
 from trainwarden.formats.fabric.port_peers import port_peers
 from trainwarden.formats.gpu.idle_together import idle_together
@@ -24,6 +23,7 @@ from trainwarden.formats.gpu.kept_errors import kept_errors
 from trainwarden.formats.gpu.link_errors import link_errors
 from trainwarden.formats.host.clock_metrics import clocks_off
 from trainwarden.formats.host.clocks import clocks_compared
+from trainwarden.formats.host.mounts import full_from_the_start
 from trainwarden.formats.host.slow_disks import slow_disks, with_disk_times, without_disk_work
 from trainwarden.formats.joining.gathered import Gathered
 from trainwarden.formats.joining.named_ranks import losses_with_ranks, with_ranks
@@ -34,13 +34,12 @@ from trainwarden.formats.text.own_times import own_times
 from trainwarden.formats.text.rank_times import rank_times
 from trainwarden.formats.text.replicas import replicas_apart
 from trainwarden.formats.text.step_times import steps_of, with_step_times
-from trainwarden.formats.verdicts import LEAST_RANKS, is_verdict
+from trainwarden.formats.verdicts import is_verdict
 from trainwarden.recorded.job import (
     IterationTable,
     LogTable,
     MetricTable,
     RecordedJob,
-    UnreadFile,
 )
 
 
@@ -112,16 +111,11 @@ def _of_kernels(gathered: Gathered, place: Path) -> list[LogTable]:
     names = [name for name, _ in gathered.kernels]
     words = distinguishing(names) if len(names) > 1 else names
     told = [
-        (one.rank if one.rank is not None else int(word) if word.isdecimal() else -1 - number, one)
-        for number, (word, (_, one)) in enumerate(zip(words, gathered.kernels, strict=True))
+        (one.rank if one.rank is not None else int(word) if word.isdecimal() else None, one)
+        for word, (_, one) in zip(words, gathered.kernels, strict=True)
     ]
-    if len(told) >= LEAST_RANKS and any(rank < 0 for rank, _ in told):
-        logs, why = list[LogTable](), "nothing says whose kernels these are: name the files rank0, rank1, ..."
-    else:
-        logs, why = kernels_compared(told, place.stat().st_mtime)
-    if why:
-        gathered.files = [one for one in gathered.files if one.path not in names]
-        gathered.unread += [UnreadFile(name, why) for name in names]
+    logs, why = kernels_compared(told, place.stat().st_mtime)
+    gathered.refuse(set(names), why)
     return logs
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from trainwarden.formats.text.trainers import step_line
-from trainwarden.formats.verdicts import LEAST_RANKS, Verdict, line_of, slow_rank
+from trainwarden.formats.verdicts import Verdict, slow_in_a_row, verdict_tables
 from trainwarden.recorded.job import LogTable
 
 LEAST_STEPS: Final = 5  # in a row
@@ -35,17 +35,17 @@ def own_times(logs: Iterable[LogTable]) -> list[LogTable]:
     ((2,), [])
     """
     own_s, ends_s, nodes = _read(logs)
-    row, slow, begun = 0, -1, 0
-    for step in sorted(own_s):
-        found = slow_rank(own_s[step]) if len(own_s[step]) >= LEAST_RANKS else None
-        row = 0 if found is None else row + 1 if found[0] == slow else 1
-        slow = -1 if found is None else found[0]
-        begun = step if row == 1 else begun
-        if found is not None and row == LEAST_STEPS:
-            ratio = f"{found[1]:.2f} times that of each of {len(own_s[step]) - 1} others, {LEAST_STEPS} steps in a row"
-            line = line_of(Verdict(f"rank{slow}", "compute", f"{own_s[step][slow]:.3f} s of its own, {ratio}"))
-            return [LogTable("own times", np.array([ends_s[begun]]), (nodes.get(slow),), (slow,), [line])]
-    return []
+    slow = slow_in_a_row(((step, own_s[step]) for step in sorted(own_s)), LEAST_STEPS)
+    if slow is None:
+        return []
+    step, rank, ratio = slow
+    words = (
+        f"{own_s[step][rank]:.3f} s of its own, {ratio:.2f} times that of each of {len(own_s[step]) - 1} others, "
+        f"{LEAST_STEPS} steps in a row"
+    )
+    return verdict_tables(
+        "own times", [Verdict(f"rank{rank}", "compute", words, nodes.get(rank), ends_s[step], rank)], np.nan
+    )
 
 
 def _read(

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from trainwarden.formats.verdicts import Verdict, line_of, slow_rank
+from trainwarden.formats.verdicts import Verdict, slow_in_a_row, verdict_tables
 from trainwarden.recorded.job import LogTable
 
 # megatron/core/timers.py: a title, then for each timer its name and a line of each rank.
@@ -29,18 +29,18 @@ class _Block(NamedTuple):
 
 def rank_times(logs: Iterable[LogTable]) -> list[LogTable]:
     """A line about the rank that was slow in several prints in a row, for each log in which there is one."""
-    found = []
+    found: list[LogTable] = []
     for log in logs:
-        slow = _slow(_blocks(log.lines)) if len(log.lines) <= MOST_LINES else None
+        blocks = ((block, block.own_ms) for block in _blocks(log.lines)) if len(log.lines) <= MOST_LINES else ()
+        slow = slow_in_a_row(blocks, LEAST_BLOCKS)
         if slow is None:
             continue
         block, rank, ratio = slow
         words = f"{block.own_ms[rank]:.0f} ms of forward and backward, {ratio:.2f} times those of the others"
-        line = line_of(Verdict(f"rank{rank}", "compute", words))
         stamped = log.times_s[: block.place + 1]
         stamped = stamped[np.isfinite(stamped)]  # the print itself has no stamp: its step's line stands before it
-        time_s = stamped[-1] if stamped.size else np.nan
-        found.append(LogTable("rank times", np.array([time_s]), (None,), (rank,), [line]))
+        time_s = float(stamped[-1]) if stamped.size else np.nan
+        found += verdict_tables("rank times", [Verdict(f"rank{rank}", "compute", words, rank=rank)], time_s)
     return found
 
 
@@ -66,22 +66,3 @@ def _blocks(lines: Iterable[str]) -> Iterator[_Block]:
             block = None
     if block is not None:
         yield block
-
-
-def _slow(blocks: Iterable[_Block]) -> tuple[_Block, int, float] | None:
-    """The first of several prints in a row in which the same rank is slow, with it and its ratio."""
-    begun: _Block | None = None
-    last, ratios = -1, list[float]()
-    for block in blocks:
-        slow = slow_rank(block.own_ms)
-        if slow is None:
-            begun, ratios = None, []
-            continue
-        rank, ratio = slow
-        if begun is None or rank != last:
-            begun, ratios = block, []
-        last = rank
-        ratios.append(ratio)
-        if len(ratios) == LEAST_BLOCKS:
-            return begun, rank, float(np.median(ratios))
-    return None

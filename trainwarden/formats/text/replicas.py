@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from trainwarden.formats.verdicts import LEAST_RANKS, Verdict, line_of
+from trainwarden.formats.verdicts import LEAST_RANKS, Verdict, verdict_tables
 from trainwarden.recorded.job import Floats, LogTable
 
 _LINE: Final = re.compile(r"step ([0-9]{1,12}) \|(?: [^|]{1,80} \|){0,8} loss: ([-+0-9.eE]{1,24})(?: \||$)")
@@ -46,9 +46,7 @@ def replicas_apart(logs: Sequence[LogTable]) -> list[LogTable]:
         f"others {others:.3g}; they part at step {steps[since]}"
     )
     time_s = times.get((rank, steps[since]), np.nan)
-    return [
-        LogTable("replicas", np.array([time_s]), (None,), (rank,), [line_of(Verdict(f"rank{rank}", "replica", words))])
-    ]
+    return verdict_tables("replicas", [Verdict(f"rank{rank}", "replica", words, rank=rank)], time_s)
 
 
 def apart(losses: Floats) -> tuple[int, int] | None:

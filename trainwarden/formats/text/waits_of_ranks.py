@@ -12,7 +12,7 @@ import pandas as pd
 from trainwarden.formats import names
 from trainwarden.formats.cells import UNITS
 from trainwarden.formats.tables.step_parts import DATA, parts_of
-from trainwarden.formats.verdicts import LEAST_RANKS, Verdict, line_of
+from trainwarden.formats.verdicts import LEAST_RANKS, Verdict, verdict_tables
 from trainwarden.recorded.job import Floats, LogTable
 
 LEAST_STEPS: Final = 20
@@ -66,9 +66,8 @@ def waits_of_ranks(frame: pd.DataFrame, duration_s: Floats) -> list[LogTable]:
                 f"it waits {means[place]:.2g} s for data a step, the other ranks {usual:.2g} s, of a step of "
                 f"{step_s:.3g} s; {count} of {len(table)} steps from step {step} on"
             )
-            line = line_of(Verdict(f"rank{rank}", "data", words))
-            found.append(LogTable("data waits", np.array([_time_s(frame, step)]), (None,), (rank,), [line]))
-    return found
+            found.append(Verdict(f"rank{rank}", "data", words, None, _time_s(frame, step), rank))
+    return verdict_tables("data waits", found, np.nan)
 
 
 def _stalled(table: pd.DataFrame, place: int, longer_s: float) -> tuple[int, int, int] | None:
@@ -88,7 +87,6 @@ def slow_saves(frame: pd.DataFrame) -> list[LogTable]:
     frame : DataFrame
         In the order of time; optional `step` and `time_s`, and columns under their own names.
     """
-    found = []
     for column in frame.columns:
         if not is_save(str(column)):
             continue
@@ -106,9 +104,8 @@ def slow_saves(frame: pd.DataFrame) -> list[LogTable]:
         at = f"step {int(key)}" if "step" in frame.columns else f"row {int(key) + 1}"
         words = f"saves take {after:.3g} s since {at}, {after / before:.1f} times the {before:.3g} s before"
         time_s = _time_s(frame, key) if "step" in frame.columns else _row_time_s(frame, int(key))
-        found.append(LogTable("saves", np.array([time_s]), (None,), (None,),
-                              [line_of(Verdict("checkpoint", "storage", words))]))  # fmt: skip
-    return found[:1]
+        return verdict_tables("saves", [Verdict("checkpoint", "storage", words)], time_s)
+    return []
 
 
 def grown(saves: Sequence[float]) -> int | None:

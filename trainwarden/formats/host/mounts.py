@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from trainwarden.formats.verdicts import Verdict, line_of
+from trainwarden.formats.verdicts import Verdict, verdict_tables
 from trainwarden.recorded.job import Floats, LogTable, MetricTable
 
 MOUNT: Final = "mount:"  # before the mount point, as the agent's collector of the host names the device
@@ -18,7 +18,7 @@ _FREE: Final = "host_filesystem_free_bytes"
 _SIZE: Final = "host_filesystem_size_bytes"
 _FULL: Final = 0.9999  # of what programs other than root may use
 # Kinds and places of file systems that are full because nothing is ever written to them.
-_SEALED: Final = re.compile(r"(?:fuse\.)?(?:squash|cvmfs|iso9660|erofs|udf|efivarfs|ramfs|rootfs)")
+_SEALED: Final = re.compile(r"/dev/(?:loop|sr)|(?:fuse\.)?(?:squash|cvmfs|iso9660|erofs|udf|efivarfs|ramfs|rootfs)")
 _SEALED_AT: Final = ("/snap/", "/var/lib/snapd/", "/cvmfs", "/media/", "/cdrom", "/sys/")
 
 
@@ -34,9 +34,9 @@ def mount_of(labels: Mapping[str, str]) -> str | None:
     return f"{MOUNT}{place}" if place and not is_sealed(place, labels.get("fstype", "")) else None
 
 
-def is_sealed(place: str, kind: str) -> bool:
-    """Whether nothing is ever written to a file system of this mount point and kind."""
-    return _SEALED.match(kind) is not None or place.startswith(_SEALED_AT)
+def is_sealed(place: str, *kinds: str) -> bool:
+    """Whether nothing is ever written to a file system of this mount point, and of this kind or source."""
+    return place.startswith(_SEALED_AT) or any(_SEALED.match(kind) for kind in kinds)
 
 
 def with_shares(frame: pd.DataFrame) -> pd.DataFrame:
@@ -56,16 +56,11 @@ def full_from_the_start(table: MetricTable | None) -> list[LogTable]:
         return []
     column: Floats = table.values[:, table.names.index(USED)]
     mounts = [place for place, device in enumerate(table.devices) if (device or "").startswith(MOUNT)]
-    verdicts, times = list[Verdict](), list[float]()
-    nodes = list[str | None]()
+    verdicts = list[Verdict]()
     for entity, rows in table.rows_of(np.array(mounts, np.int64)):
         known = rows[np.isfinite(column[rows])]
         if known.size and (column[known] >= _FULL).all():
             place = (table.devices[entity] or "").removeprefix(MOUNT)
-            verdicts.append(Verdict(place, "storage", f"no room is left in any of {known.size} samples"))
-            times.append(float(table.times_s[known[0]]))
-            nodes.append(table.nodes[entity])
-    if not verdicts:
-        return []
-    lines = [line_of(one) for one in verdicts]
-    return [LogTable("mounts", np.array(times), tuple(nodes), (None,) * len(lines), lines)]
+            words = f"no room is left in any of {known.size} samples"
+            verdicts.append(Verdict(place, "storage", words, table.nodes[entity], float(table.times_s[known[0]])))
+    return verdict_tables("mounts", verdicts, np.nan)
