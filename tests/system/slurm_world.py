@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.servers.slurm import Slurm
+from tests.system.engine_world import EngineWorld
 from tests.system.runs import WARDEN
 from trainwarden.bus.address import connect
-from trainwarden.records import ActionRecord, IncidentRecord, Suspect
-from trainwarden.topics import ACTIONS, INCIDENTS
 
 NODES: Final = ("n1", "n2", "n3", "n4", "n5")
 PATIENCE_S: Final = 120.0
@@ -52,7 +51,7 @@ timeout_s = 3.0
 {more}"""
 
 
-class World:
+class World(EngineWorld):
     """A job of two nodes, an engine, and the bus between the test and the engine."""
 
     def __init__(
@@ -111,21 +110,6 @@ class World:
 
     def node(self, name: str) -> str:
         return self.slurm.ask("scontrol", "show", "node", name)
-
-    def tell(self, kind: str = "gpu_lost", name: str = "i1", revision: int = 0) -> None:
-        now_s = time.time()
-        suspects = (Suspect(score=0.9, reason="it fell off", node=self.bad),)
-        incident = IncidentRecord(
-            id=name, job=self.name, kind=kind, severity="sev1", state="opened", revision=revision,  # type: ignore[arg-type]
-            opened_at_s=now_s, updated_at_s=now_s, reason="GPU 3 fell off the bus", suspects=suspects,
-        )  # fmt: skip
-        self.bus.publish(INCIDENTS, self.name, incident)
-        self.bus.flush()
-
-    def story(self) -> list[tuple[str, str]]:
-        return [
-            (a.id, a.outcome) for message in self.bus.read(ACTIONS) if isinstance(a := message.record, ActionRecord)
-        ]
 
     def until(self, true: Callable[[], object]) -> None:
         end_s = time.monotonic() + PATIENCE_S

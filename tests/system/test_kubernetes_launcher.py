@@ -19,9 +19,10 @@ import pytest
 
 from tests.places import ROOT
 from tests.servers.kube_cluster import NODES, KubeCluster, running
+from tests.system.engine_world import EngineWorld
 from trainwarden.bus.address import connect
-from trainwarden.records import ActionRecord, IncidentRecord, Suspect
-from trainwarden.topics import ACTIONS, INCIDENTS
+from trainwarden.records import ActionRecord
+from trainwarden.topics import ACTIONS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -72,8 +73,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeCluster]:
         yield made
 
 
-class World:
+class World(EngineWorld):
     """A job of two pods, an engine, and the bus between the test and the engine."""
+
+    bad = "n1"
 
     def __init__(self, cluster: KubeCluster, folder: Path, kind: str = "JobSet", elastic: bool = False) -> None:
         self.cluster, self.folder, self.kind = cluster, folder, kind
@@ -116,21 +119,6 @@ class World:
     def suspended(self) -> bool:
         spec = self.job()["spec"]
         return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
-
-    def tell(self, kind: str = "gpu_lost", revision: int = 0) -> None:
-        now_s = time.time()
-        suspects = (Suspect(score=0.9, reason="it fell off", node="n1"),)
-        incident = IncidentRecord(
-            id="i1", job=self.name, kind=kind, severity="sev1", state="opened", revision=revision,  # type: ignore[arg-type]
-            opened_at_s=now_s, updated_at_s=now_s, reason="GPU 3 fell off the bus", suspects=suspects,
-        )  # fmt: skip
-        self.bus.publish(INCIDENTS, self.name, incident)
-        self.bus.flush()
-
-    def story(self) -> list[tuple[str, str]]:
-        return [
-            (a.id, a.outcome) for message in self.bus.read(ACTIONS) if isinstance(a := message.record, ActionRecord)
-        ]
 
     def until(self, true: Callable[[], object]) -> None:
         end_s = time.monotonic() + PATIENCE_S

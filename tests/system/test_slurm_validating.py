@@ -127,4 +127,4 @@ def test_an_engine_killed_at_any_step_is_followed_by_one_that_ends_it(world: Wor
     assert verdict(world).plan["verdict"] == "cleared"
     world.running(starts=6)
     measured_once(world)
-    assert {action for action, _ in world.story()} == {"i1/validate/1"}, "nobody is accused, and nothing restarts twice"
+    assert {action for action, _ in world.story()} == {"i1/validate/1"}, "no node is blamed, and the job restarts once"

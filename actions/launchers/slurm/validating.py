@@ -7,7 +7,7 @@
     judge     its result is waited for, in a shared folder; the reservation is deleted and the job let go
 
 Nothing is held: the requeued job has a time at which it begins by itself, and the reservation one at which it ends. So
-whoever is killed, and is followed by nobody, leaves a job that runs again and nodes that others may use.
+an engine that is killed, and is never started again, leaves a job that runs and nodes that others may use.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Validating:
         except LauncherUnavailable:
             raise
         except LauncherError as error:
-            if self._commands.job(job.id).restarts <= job.restarts:  # else somebody was quicker
+            if self._commands.job(job.id).restarts <= job.restarts:  # else another engine has requeued it
                 self._unreserve(job, entry)
                 return entry.end(str(error)), ""
         self._begin_at(job, entry.until)

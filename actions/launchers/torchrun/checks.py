@@ -31,12 +31,9 @@ class _RanksHere(RanksOfTable):
 
     def __init__(self, place: JobPlace, clock: Clock, say: Callable[[str], None]) -> None:
         super().__init__()
-        self._hooks, self._pause, self._clock, self.say = (
-            place.run_dir / rundir.HOOK,
-            place.run_dir / rundir.PAUSE,
-            clock,
-            say,
-        )
+        self._hooks = place.run_dir / rundir.HOOK
+        self._pause = place.run_dir / rundir.PAUSE
+        self._clock, self.say = clock, say
         self.world = place.ranks
 
     def files(self) -> Mapping[int, tuple[Path, Header]]:

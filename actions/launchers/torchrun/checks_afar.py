@@ -1,7 +1,7 @@
 """What is measured of a job by its agents, each on its own node, while the ranks of all stand still after one step.
 
-Agents are told what to do by each word of the service, and go on where one says nothing of it: so nobody has to be
-reached for the job to go on.
+Each word of the service says what an agent has to do. Where a word says nothing of it, or none comes, its ranks go on:
+so the job goes on though no agent can be reached.
 """
 
 from __future__ import annotations
@@ -130,12 +130,9 @@ class _RanksAfar(RanksOfTable):
         return found
 
     def progress(self) -> Progress | None:
-        said = [one.beat.check.progress if one.beat.check is not None else None for one in self.members()]
-        return (
-            None
-            if None in said
-            else joined([Progress(*msgspec.structs.astuple(one)) for one in said if one is not None])
-        )
+        checks = [one.beat.check for one in self.members()]
+        said = [one.progress for one in checks if one is not None and one.progress is not None]
+        return joined([Progress(*msgspec.structs.astuple(one)) for one in said]) if len(said) == len(checks) else None
 
     def ask(self, before: int, for_s: float, step: int | None) -> int:
         assert self.part is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MOST_RANKS: Final = 65_536
-WITNESSES: Final = 2  # one accuses nobody
+WITNESSES: Final = 2  # ranks that gave up the same call; one alone blames no rank
 # torch's ProcessGroupNCCL.cpp: its status names the group, the call that it gave up and the newest it has enqueued.
 _GROUP: Final = re.compile(r"\[PG (?:ID [0-9]{1,6} PG GUID )?([^\s\]]{1,80}) (?:\([^)]{0,80}\) )?Rank [0-9]{1,6}\]")
 _AT: Final = re.compile(r"(?:Timeout at NCCL work|detected by watchdog at work): ([0-9]{1,12})\b")

@@ -49,7 +49,7 @@ _SCHEDULERS: Final = (
         re.compile(r"\bpod([0-9a-f]{8}[-_][0-9a-f_-]{27})\b"),
     ),
     _Scheduler(
-        re.compile(r"\b(?:SLURM_JOB_)?(?:UID|uid)=([0-9]{4,10})\b"),
+        re.compile(r"\bSLURM_JOB_UID=([0-9]{4,10})\b|\buid=([0-9]{4,10})\("),  # the last as `id` says it
         re.compile(r"(?:\b(?:UID[:=]|uid=)|/uid_)([0-9]{4,10})\b"),
     ),
 )

@@ -94,3 +94,8 @@ def test_the_time_of_a_kernel_is_no_job(own: LogTable) -> None:
 def test_a_job_that_submits_the_next_one_is_not_that_one() -> None:
     lines = [CALLED, MEMCG.format(uid=4411, job=70001), KILLED.format(uid=4411)]
     assert left(log("train.log", "step 1", "Submitted batch job 70002"), *lines) == lines
+
+
+def test_a_number_of_the_program_s_own_is_no_user() -> None:
+    lines = [CALLED, KILLED.format(uid=4411)]
+    assert left(log("train.log", "resumed run uid=83729471 at step 10"), *lines) == lines

@@ -1,4 +1,4 @@
-"""A job of several nodes is measured by its agents: who stands still, what each is told, and that all go on."""
+"""A job of several nodes is measured by its agents: which ranks stand still, what each agent does, how all go on."""
 
 from __future__ import annotations
 
